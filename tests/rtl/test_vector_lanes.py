@@ -59,7 +59,7 @@ def test_a_lane_is_one_module():
 FAULTS = {
     "adds to sums too early": (r"assign hazard = [^;]*;", "assign hazard = 1'h0;", 0),
     "takes the later of equal maxima": (r"(\$signed\(\{ \S+ \[31\], \S+  \}\)) > ", r"\1 >= ", 0),
-    "forgets the last stage of a conflict": (r"feeds\[6\] & ", "1'h0 & ", 0),
+    "forgets the last stage of a conflict": (r"advance & feeds\[6\]", "advance & feeds[5]", 0),
     "finds maxima where no lane is": (r"assign better = there21 & ", "assign better = ", 0),
     "has coefficients overwritten": (r"assign uses\[1\] = [^;]*;", "assign uses[1] = 1'h0;", 0),
     "draws with each beat": (r"(assign draw = \S+ ) & \S+ ;", r"\1;", 0),

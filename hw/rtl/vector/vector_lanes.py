@@ -3,7 +3,7 @@
 The model is :func:`~fpgapipe.hw.hls_models.model.vector.results`.
 """
 
-from amaranth.hdl import Cat, Module, Mux, Signal, unsigned
+from amaranth.hdl import Cat, Const, Module, Mux, Signal, unsigned
 from amaranth.lib import data, stream, wiring
 from amaranth.lib.memory import Memory
 from amaranth.lib.wiring import In, Out
@@ -171,7 +171,8 @@ class VectorLanes(wiring.Component):
     and while it is empty.
 
     A beat that adds to a sum waits until the previous beat of that sum has written it. It does not
-    wait if it comes at least `SUM_CYCLES` after that beat.
+    wait if it comes at least `SUM_CYCLES` after that beat. The sums take turns: as often as there
+    are reduced elements, each of them gets the beats of a vector, in the order of their numbers.
 
     Members
     -------
@@ -229,28 +230,42 @@ class VectorLanes(wiring.Component):
         with m.If(advance):
             m.d.sync += [feeds.eq(Cat(fed, feeds)), banks.eq(Cat(payload.bank, banks))]
 
-        # `early` has the places of beats up to the last stage for which another beat may wait;
-        # `late` has all data of beats but their elements, from the stage before the choice on.
+        # `early` has the places of beats up to the stage before the first factor; `late` has all
+        # data of beats but their elements, from the stage before the choice on.
         names = ("beat", "sum", "bank")
         place = _fields(payload, names)
         about = _fields(payload, (*names, "there", "counter", "first", "last"))
         delays = _Delays(m, advance, at)
-        early = _Line(m, advance, 0, SUM_CYCLES - 1, place, "early")
+        early = _Line(m, advance, 0, FACTOR_STAGE - 1, place, "early")
         waited = delays.to(CHOICE_STAGE - 1, about.as_value(), "about")
         waited = data.View(about.shape(), waited)
         late = _Line(m, advance, CHOICE_STAGE - 1, TOTAL_STAGE, waited, "late")
 
-        # A beat that adds to a sum waits for earlier beats that have not written it yet.
-        conflicts = []
-        for stage in range(1, SUM_CYCLES):
-            other = early(stage)
-            same = (other.sum == payload.sum) & (other.beat == payload.beat)
-            conflicts.append(at[stage] & same)
-        m.d.comb += hazard.eq(reduces & ~payload.first & Cat(conflicts).any())
+        # A beat that adds to a sum waits for the beat before that has not written it yet. That one
+        # came as many beats before as all sums have, since the sums take turns in the order of
+        # their numbers. So it has not written yet if so many are in the stages up to the writing.
+        # Whether they are is known a cycle before, so `i.ready` needs little logic.
+        unwritten = Signal(range(SUM_CYCLES))
+        last_sum = Signal.like(payload.sum, reset_less=True)
+        blocks = Signal()
+        next_unwritten, next_last_sum = Signal.like(unwritten), Signal.like(payload.sum)
+        beats = LANES // self.spec.lanes
+        last_beat = Const(beats - 1, (beats - 1).bit_length())
+        m.d.comb += [
+            next_unwritten.eq(unwritten + fed - (advance & at[SUM_CYCLES - 1])),
+            # Of the beats that begin sums, the last one belongs to the last sum.
+            next_last_sum.eq(Mux(fed & payload.first, payload.sum, last_sum)),
+            hazard.eq(reduces & ~payload.first & blocks),
+        ]
+        m.d.sync += [
+            unwritten.eq(next_unwritten),
+            last_sum.eq(next_last_sum),
+            blocks.eq(next_unwritten > Cat(last_beat, next_last_sum)),
+        ]
 
         # Operands wait in circular memories, with one row per cycle.
         xs, ys = Signal(bits, reset_less=True), Signal(bits, reset_less=True)
-        with m.If(fed):
+        with m.If(advance):
             m.d.sync += [xs.eq(payload.x), ys.eq(payload.y)]
         factor_ys = delays.to(FACTOR_STAGE, payload.y.as_value(), "factor_y")
         operands = delays.to(CHOICE_STAGE, Cat(payload.x, payload.y), "operands")
@@ -264,7 +279,7 @@ class VectorLanes(wiring.Component):
             (3, "k3", CHOICE_STAGE, late(CHOICE_STAGE - 1)),
             (3, "initial", ELEMENT_STAGE - 1, late(ELEMENT_STAGE - 2)),
         ):
-            read = advance & at[stage - 1]
+            read = advance & at[stage - 1] if stage > 1 else advance
             words = self._coefficients(m, number, name, read, Cat(place.beat, place.bank))
             coefficients.append(words)
 
@@ -409,7 +424,8 @@ class _Delays:
         spec = BlockMemorySpec(1 << (stage - 1).bit_length(), len(word), len(word))
         m.submodules[name] = memory = BlockMemory(spec)
         m.d.comb += [
-            memory.write.eq(self._advance & self._at[0]),
+            # A row without a beat is never read, so the long logic of `at[0]` is not needed here.
+            memory.write.eq(self._advance),
             memory.write_row.eq(self._slot),
             memory.write_data.eq(word),
             memory.read.eq(self._advance & self._at[stage - 1]),

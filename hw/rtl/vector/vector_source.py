@@ -288,13 +288,17 @@ class VectorReader(wiring.Component):
                 *(("goes", 1), ("is_last_beat", 1)),
             )
         )
+        # While nothing is held, the registers may take anything; this keeps long logic off their
+        # many enables.
+        is_free = Signal()
         in_use = Mux(tag.bank, self.uses[1], self.uses[0])
         m.d.comb += [
             lacks.eq(Cat(tag[f"{name}_reads"] & ~words[name].valid for name in SOURCES)),
             is_last_beat.eq(beat == beats - 1),
             self.o.valid.eq(has_held),
             leaves.eq(has_held & self.o.ready),
-            loads.eq(tags.valid & ~tag.is_coefficient & ~lacks.any() & (~has_held | leaves)),
+            is_free.eq(~has_held | self.o.ready),
+            loads.eq(tags.valid & ~tag.is_coefficient & ~lacks.any() & is_free),
             # Only the last of the beats before may still be here, and it needs the other bank.
             writes.eq(tags.valid & tag.is_coefficient & ~lacks[0] & ~in_use),
             goes.eq((loads | writes) & is_last_beat),
@@ -319,13 +323,11 @@ class VectorReader(wiring.Component):
             m.d.sync += beat.eq(0)
         with m.Elif(loads | writes):
             m.d.sync += beat.eq(Mux(is_last_beat, 0, beat + 1))
-        with m.If(loads):
-            m.d.sync += has_held.eq(1)
-        with m.Elif(leaves):
-            m.d.sync += has_held.eq(0)
+        with m.If(is_free):
+            m.d.sync += has_held.eq(loads)
         flags = [name for name in held.shape().members if name not in SOURCES]
         m.d.comb += [self.o.payload[name].eq(held[name]) for name in flags]
-        with m.If(loads):
+        with m.If(is_free):
             m.d.sync += [
                 held.beat.eq(beat),
                 held.there.eq(_part(tag.x_mask, beat, spec.lanes)),
@@ -341,7 +343,7 @@ class VectorReader(wiring.Component):
                 there, upper = self._blocks(m, name, field, word, part, there, loads)
                 numbers = [number | upper[lane] for lane, number in enumerate(numbers)]
             m.d.comb += [self.o.payload[name][k].eq(number) for k, number in enumerate(numbers)]
-            with m.If(loads):
+            with m.If(is_free):
                 m.d.sync += [
                     held[name][lane].eq(Mux(there[lane], elements[lane], 0))
                     for lane in range(spec.lanes)

@@ -74,7 +74,7 @@ class VectorPlaces(wiring.Component):
             advance.eq(self.o.ready | ~self.o.valid),
             self.o.payload.eq(place),
             self.o.valid.eq(valid[-1]),
-            nest.advance.eq(advance | take),
+            nest.advance.eq(self.o.ready | ~self.o.valid | take),
             nest.take.eq(take),
             nest.step.eq(valid[0]),
             ends.eq(nest.at_last.all()),
@@ -197,8 +197,10 @@ class VectorWriter(wiring.Component):
             ]
         failed = Signal()
         has_skid = Signal()
+        # This is ~has_skid & ~failed; it is a register of its own, since its way is long.
+        is_open = Signal(init=1)
         moves = Signal()  # results go on
-        m.d.comb += moves.eq(~has_skid & ~self.halt & ~failed)
+        m.d.comb += moves.eq(is_open & ~self.halt)
 
         # A beat waits here, exact or rounded. The last one of a vector goes on once its place is
         # known.
@@ -210,7 +212,7 @@ class VectorWriter(wiring.Component):
         m.d.comb += [
             completes.eq(beat == beats - 1),
             goes.eq(has_beat & moves & (~completes | places.o.valid)),
-            places.o.ready.eq(goes & completes),
+            places.o.ready.eq(has_beat & moves & completes),
             self.i.ready.eq(~has_beat | goes),
             enters.eq(self.i.valid & self.i.ready),
         ]
@@ -246,7 +248,7 @@ class VectorWriter(wiring.Component):
         leaves = goes & completes
         if self._vector.mx:
             place, vector, leaves = self._quantise(m, place, vector, leaves, moves)
-        self._write(m, place, vector, leaves, moves, has_skid, failed)
+        self._write(m, place, vector, leaves, has_skid, failed, is_open)
         return m
 
     def _quantise(self, m, place, vector, enters, moves):
@@ -320,7 +322,7 @@ class VectorWriter(wiring.Component):
         vector = Cat(Mux(is_block, block, vector[:_BLOCK_BITS]), vector[_BLOCK_BITS:])
         return written, vector, Mux(is_block, quantiser.advance & valid[-1], enters)
 
-    def _write(self, m, place, vector, goes, moves, has_skid, failed):
+    def _write(self, m, place, vector, goes, has_skid, failed, is_open):
         """Write a vector; one that still waits when the next one comes goes to the skid buffer."""
         bits = self.spec.scratchpad.address_bits
 
@@ -345,6 +347,7 @@ class VectorWriter(wiring.Component):
         with m.If(has_skid):
             m.d.sync += [
                 has_skid.eq(~self.write.ready),
+                is_open.eq(self.write.ready & ~failed),
                 self.done.eq(skid_last & self.write.ready),
             ]
         with m.Else():
@@ -352,7 +355,7 @@ class VectorWriter(wiring.Component):
             with m.If(leaves):
                 m.d.sync += [valid.eq(0), last.eq(0)]
             with m.Elif(goes):
-                m.d.sync += has_skid.eq(1)
+                m.d.sync += [has_skid.eq(1), is_open.eq(0)]
             with m.If(goes):
                 m.d.sync += [
                     valid.eq(place.mask.any() & ~place.outside),
@@ -363,6 +366,6 @@ class VectorWriter(wiring.Component):
                     skid_last.eq(last),
                 ]
                 with m.If(place.outside):
-                    m.d.sync += [failed.eq(1), self.error_valid.eq(1)]
+                    m.d.sync += [failed.eq(1), is_open.eq(0), self.error_valid.eq(1)]
                 with m.Else():
                     m.d.sync += [word.eq(vector), mask.eq(place.mask), address.eq(place.address)]
