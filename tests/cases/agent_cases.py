@@ -2,6 +2,7 @@
 
 import contextlib
 import datetime
+import ipaddress
 import socket
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,6 +33,7 @@ class Keys:
 def made_keys(folder, name="agent", *, hosts=("localhost",), last_days=1):
     """Make a certificate for some hosts that is good for some days, or was until some days ago."""
     folder.mkdir(exist_ok=True)
+    names = [_name(host) for host in hosts]
     key = ec.generate_private_key(ec.SECP256R1())
     subject = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "fpgapipe")])
     now = datetime.datetime.now(datetime.UTC)
@@ -44,7 +46,7 @@ def made_keys(folder, name="agent", *, hosts=("localhost",), last_days=1):
         .not_valid_before(now - datetime.timedelta(days=30))
         .not_valid_after(now + datetime.timedelta(days=last_days))
         .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
-        .add_extension(x509.SubjectAlternativeName([x509.DNSName(h) for h in hosts]), False)
+        .add_extension(x509.SubjectAlternativeName(names), False)
         .sign(key, hashes.SHA256())
     )
     files = Keys(folder / f"{name}.pem", folder / f"{name}.key")
@@ -58,6 +60,13 @@ def made_keys(folder, name="agent", *, hosts=("localhost",), last_days=1):
         )
     )
     return files
+
+
+def _name(host):
+    try:
+        return x509.IPAddress(ipaddress.ip_address(host))
+    except ValueError:
+        return x509.DNSName(host)
 
 
 def free_place():

@@ -13,13 +13,16 @@ import numpy as np
 import pytest
 from agent_cases import TOKEN, free_place, made_keys
 from litex_cases import Soc, csr_csv, served, together
+from network_hosts import network_hosts
 from run_cases import small_build
 
 from fpgapipe.host.build.build import open_build
 from fpgapipe.host.runtime.checkpoint import Checkpoint
+from fpgapipe.host.transports.agent_protocol import Place
 from fpgapipe.host.transports.agent_secrets import VARIABLE
 from fpgapipe.host.transports.modelled import ModelledCluster, ModelledTransport
 
+CLI = (sys.executable, "-m", "fpgapipe.host.cli.main")
 DATA = ("--data", "random", "--no-validation")
 BASE = 0x200000
 KEYS = ("--certificate", "agent.pem", "--key", "agent.key")
@@ -52,11 +55,11 @@ def at(place, more="", *, token="token_file: token"):
 
 
 @contextlib.contextmanager
-def started(place, *options):
+def started(place, *options, on=()):
     """Run an agent in a process of its own until it serves; gives the process."""
     command = ["agent", str(place), "--cluster", "lab.yaml", *options, *KEYS]
     with subprocess.Popen(
-        [sys.executable, "-m", "fpgapipe.host.cli.main", *command],
+        [*on, *CLI, *command],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -182,6 +185,41 @@ def test_an_agent_that_dies_loses_no_checkpoint(how, lab, cli):
     with started(place, *model):
         code, _, err = cli(*run, "--resume", "--no-validation")
         assert code == 0, err
+    assert_same(build, "agent", cli, steps)
+
+
+def test_a_network_that_is_gone_for_a_while(lab, cli, tmp_path):
+    """Client and agent are on two hosts; the run says so in time, and goes on when it is back."""
+    build, written = lab
+    steps = 30
+    kept = build.run_folder / "agent" / "checkpoints"
+    run = ("run", "b", "--backend", "agent", "--cluster", "lab.yaml", "--checkpoint-every", "1")
+    with network_hosts() as hosts:
+        place = Place(hosts.address(2), 7000)
+        made_keys(tmp_path, hosts=(place.host,))
+        written(at(place), at(place))
+        with started(place, "--backend", "model", "--build", "b", on=hosts.on(2)):
+            client = [*hosts.on(1), *CLI, *run]
+            with subprocess.Popen(
+                [*client, *DATA, "--steps", str(steps)], stderr=subprocess.PIPE, text=True
+            ) as process:
+                while not (kept.is_dir() and any(f.name > "step-00000002" for f in kept.iterdir())):
+                    assert process.poll() is None, process.stderr.read()
+                    time.sleep(0.01)
+                hosts.cut()
+                said = process.stderr.read()
+                assert process.wait() == 2
+            assert f"the agent at {place} " in said
+            assert 0 < state(build, "agent").step < steps
+            hosts.join()
+            command = [*client, "--resume", "--no-validation"]
+            last_s = time.monotonic() + 60
+            while (
+                done := subprocess.run(command, capture_output=True, text=True, check=False)
+            ).returncode:
+                # The agent learns only by and by that the first client is gone.
+                assert " is in use by the client " in done.stderr
+                assert time.monotonic() < last_s
     assert_same(build, "agent", cli, steps)
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from build_cases import plan_of
 from launchers import is_open_mpi, mpiexec
+from network_hosts import network_hosts
 from run_cases import COUNT, MICROBATCH, small_network
 
 from fpgapipe.host.build.build import write_build
@@ -91,8 +92,8 @@ def begun(command, built):
     return process
 
 
-def run_of(built, *options):
-    return [*mpiexec(2), *CLI, "run", built, *options]
+def run_of(built, *options, launched=()):
+    return [*mpiexec(2, *launched), *CLI, "run", built, *options]
 
 
 def test_several_processes_leave_the_same_bits(built, whole):
@@ -151,67 +152,16 @@ def is_rank(folder, rank):
     return is_python and any(name % rank in values for name in names)
 
 
-LAUNCHER = """#!/bin/sh
-# Instead of ssh: LAUNCHER [OPTION ...] HOST COMMAND ...
-while [ "${1#-}" != "$1" ]; do shift; done
-case $1 in *.1) host=%(name)s1;; *) host=%(name)s2;; esac
-shift
-exec ip netns exec $host unshare --uts sh -c "hostname $host; $*"
-"""
-
-
-@pytest.fixture
-def hosts(tmp_path):
-    """Two network namespaces, joined by a pair of virtual interfaces: names, and ssh's stand-in."""
-    name = f"fp{os.getpid() % 100_000}h"
-    program = shutil.which("ip", path=f"{os.environ['PATH']}:/sbin:/usr/sbin")
-    if program is None or os.geteuid():
-        pytest.skip("network namespaces need root and iproute2")
-
-    def ip(*words, check=True):
-        done = subprocess.run([program, *words], check=check, capture_output=True, text=True)
-        return done.stdout
-
-    try:
-        ip("netns", "add", f"{name}1")
-        ip("netns", "add", f"{name}2")
-        peer = ("peer", "name", "net0", "netns", f"{name}2")
-        ip("link", "add", "net0", "netns", f"{name}1", "type", "veth", *peer)
-    except subprocess.CalledProcessError as error:
-        for number in "12":
-            ip("netns", "delete", f"{name}{number}", check=False)
-        pytest.skip(f"no network namespaces: {error.stderr}")
-    try:
-        for number in "12":
-            inside = ("-n", f"{name}{number}")
-            ip(*inside, "address", "add", f"10.213.7.{number}/24", "dev", "net0")
-            ip(*inside, "link", "set", "net0", "up")
-            ip(*inside, "link", "set", "lo", "up")
-        for number in "12":  # UCX looks once which interfaces are up
-            last_s = time.monotonic() + 60
-            while "state UP" not in ip("-n", f"{name}{number}", "link", "show", "net0"):
-                assert time.monotonic() < last_s
-                time.sleep(0.05)
-        launcher = tmp_path / "launcher"
-        launcher.write_text(LAUNCHER % {"name": name})
-        launcher.chmod(0o755)
-        yield [program, "netns", "exec", f"{name}1"], launcher
-    finally:
-        for number in "12":
-            ip("netns", "delete", f"{name}{number}", check=False)
-
-
-def test_several_hosts_leave_the_same_bits(built, whole, hosts):
+def test_several_hosts_leave_the_same_bits(built, whole, tmp_path):
     """A process on each of two hosts, whose beats go through the network between them."""
     if is_open_mpi():
         pytest.skip("the launcher's options are those of MPICH")
-    on_first, launcher = hosts
-    options = ("-launcher", "ssh", "-launcher-exec", launcher, "-localhost", "10.213.7.1")
-    options += ("-hosts", "10.213.7.1,10.213.7.2", "-ppn", "1")
-    command = [*on_first, *mpiexec(2, *map(str, options)), *CLI]
-    command += ["run", built, *BEGIN, "--steps", STEPS, "--json", "--check"]
     # Both are one machine, on which UCX would use shared memory.
     environment = {**os.environ, "UCX_TLS": "tcp,self"}
-    assert (finished(command, env=environment), last(built)) == whole
-    count = [*on_first, "cat", "/sys/class/net/net0/statistics/rx_bytes"]
-    assert int(subprocess.run(count, capture_output=True, check=True).stdout) > 10_000 * STEPS
+    with network_hosts() as hosts:
+        both = [hosts.address(number) for number in (1, 2)]
+        options = ["-launcher", "ssh", "-launcher-exec", str(hosts.launcher(tmp_path))]
+        options += ["-localhost", both[0], "-hosts", ",".join(both), "-ppn", "1"]
+        command = run_of(built, *BEGIN, "--steps", STEPS, "--json", "--check", launched=options)
+        assert (finished([*hosts.on(1), *command], env=environment), last(built)) == whole
+        assert hosts.received_bytes() > 10_000 * STEPS
