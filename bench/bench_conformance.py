@@ -1,0 +1,85 @@
+"""digits-cnn over every transport: three steps on two devices must leave the same bits everywhere.
+
+Each transport is tried before bit-exact models and, with --simulated, before the devices in RTL.
+Prints one JSON object: for each of them a digest of both memories, whether it and the losses
+are those of the model without a driver, and seconds. Exits with 1 if one differs. A transport
+whose package is missing is skipped by name. Takes a minute or two; with --simulated another ten.
+"""
+
+import argparse
+import contextlib
+import importlib.util
+import json
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from fpgapipe.host.backends.devices import DeviceBackend
+from fpgapipe.host.backends.model import ModelBackend
+from fpgapipe.lowering.program.pipeline import PipelineProgram
+from fpgapipe.network.initial_values import initial_parameters
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "cases"))
+from conformance_cases import (
+    BASES,
+    NEEDS,
+    TRANSPORTS,
+    Rig,
+    digits_pipeline,
+    modelled,
+    simulated,
+    trained_digits,
+)
+
+BEHIND = {"models": modelled, "RTL": simulated}
+
+
+def over(transport: str, behind: str, pipeline: PipelineProgram, folder: Path) -> dict[str, Any]:
+    """Train over one transport; returns what was left, and the seconds from the check on."""
+    began_s = time.monotonic()
+    with contextlib.ExitStack() as stack:
+        rig = Rig(folder, stack, behind=BEHIND[behind])
+        ways = TRANSPORTS[transport](pipeline, BASES, rig)
+        parameters = initial_parameters(pipeline.graph, 0)
+        backend = stack.enter_context(DeviceBackend(pipeline, parameters, ways))
+        results, digest = trained_digits(backend, pipeline.graph)
+    return {"results": results, "digest": digest, "seconds": round(time.monotonic() - began_s, 1)}
+
+
+def main() -> int:
+    """Print what was found; returns the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--transports", nargs="+", metavar="NAME", choices=TRANSPORTS)
+    parser.add_argument("--simulated", action="store_true", help="also before devices in RTL")
+    given = parser.parse_args()
+    pipeline = digits_pipeline()
+    with ModelBackend(pipeline, initial_parameters(pipeline.graph, 0)) as backend:
+        results, digest = trained_digits(backend, pipeline.graph)
+    found: dict[str, Any] = {}
+    skipped = []
+    for transport in given.transports or TRANSPORTS:
+        if not importlib.util.find_spec(NEEDS.get(transport, "fpgapipe")):
+            skipped.append(transport)
+            continue
+        for behind in BEHIND if given.simulated else ("models",):
+            with tempfile.TemporaryDirectory() as folder:
+                one = over(transport, behind, pipeline, Path(folder))
+            one["equal"] = (one.pop("results"), one["digest"]) == (results, digest)
+            found.setdefault(transport, {})[behind] = one
+            print(f"{transport}, {behind}: {one}", file=sys.stderr)
+    reached = all(one["equal"] for each in found.values() for one in each.values())
+    report = {
+        "bench": "conformance",
+        "model": {"results": results, "digest": digest},
+        "transports": found,
+        "skipped": skipped,
+        "reached": reached,
+    }
+    print(json.dumps(report, indent=2))
+    return 0 if reached else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
