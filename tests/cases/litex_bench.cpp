@@ -1,4 +1,5 @@
-// Runs the bench of two SoCs; the bytes of each serial port go over a socket. Only tests use it.
+// Runs SoCs, each with a clock of its own; the bytes of each serial port go over a socket. Only
+// tests and benchmarks use it. BOARDS is how many there are.
 #include <arpa/inet.h>
 #include <fcntl.h>
 #include <netinet/tcp.h>
@@ -56,18 +57,20 @@ int main(int argc, char** argv) {
     VerilatedContext context;
     context.commandArgs(argc, argv);
     Vtop bench{&context};
-    Serial serial[2];
-    int ports[2] = {serial[0].open(), serial[1].open()};
-    std::printf("%d %d\n", ports[0], ports[1]);
+    Serial serial[BOARDS];
+    for (Serial& each : serial) std::printf("%d ", each.open());
+    std::printf("\n");
     std::fflush(stdout);
-    // Half periods in ps: two boards, whose clocks differ by 0.02 %.
-    const unsigned long half[2] = {10000, 10002};
-    unsigned long next[2] = {half[0], half[1]};
+    // Half periods in ps: boards whose clocks differ by 0.02 %.
+    unsigned long half[BOARDS], next[BOARDS];
+    for (int board = 0; board < BOARDS; ++board) next[board] = half[board] = 10000 + 2 * board;
     bench.clock = 0;
-    bench.reset = 3;
+    bench.reset = (1 << BOARDS) - 1;
     for (unsigned long edge = 0; !context.gotFinish(); ++edge) {
-        if (edge == 200) bench.reset = 0;
-        int number = next[0] <= next[1] ? 0 : 1;
+        if (edge == 100 * BOARDS) bench.reset = 0;
+        int number = 0;
+        for (int board = 1; board < BOARDS; ++board)
+            if (next[board] < next[number]) number = board;
         next[number] += half[number];
         bool rises = !(bench.clock >> number & 1);
         Serial& here = serial[number];
@@ -75,17 +78,19 @@ int main(int argc, char** argv) {
         if (rises) {
             taken = bench.to_valid >> number & bench.to_ready >> number & 1;
             if (bench.from_valid >> number & 1)
-                here.from.push_back(number ? bench.from_data1 : bench.from_data0);
+                here.from.push_back(bench.from_data >> 8 * number & 0xff);
         }
         bench.clock ^= 1 << number;
         bench.eval();
         if (rises) {
             if (taken) here.to.pop_front();
             bool valid = !here.to.empty();
+            // These are evaluated with the next edge, which is not one at which this SoC looks.
             bench.to_valid = (bench.to_valid & ~(1 << number)) | valid << number;
-            if (valid) (number ? bench.to_data1 : bench.to_data0) = here.to.front();
-            bench.eval();
-            if (edge % 64 < 2) here.poll();
+            if (valid)
+                bench.to_data =
+                    (bench.to_data & ~(0xff << 8 * number)) | here.to.front() << 8 * number;
+            if (edge % (32 * BOARDS) < BOARDS) here.poll();
         }
     }
     bench.final();

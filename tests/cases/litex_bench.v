@@ -1,4 +1,5 @@
-// Two SoCs of LiteX, each with a chip of SDRAM, whose links over pins are joined. Only tests use it.
+// SoCs of LiteX, each with a chip of SDRAM; LINKED joins the links over pins of two of them. Only
+// tests and benchmarks use it. BOARDS is how many there are.
 `default_nettype none
 
 // An SDRAM of 16 bits by 4 banks of 8192 rows of 512 words. It stops the simulation at commands that
@@ -83,30 +84,35 @@ module board (
         .sdram_clock(chip_clock), .sdram_cke(cke), .sdram_cs_n(cs_n), .sdram_ras_n(ras_n),
         .sdram_cas_n(cas_n), .sdram_we_n(we_n), .sdram_a(a), .sdram_ba(ba), .sdram_dm(dm),
         .sdram_dq(dq),
+`ifdef LINKED
         .link0_out_clock(out_clock), .link0_out_valid(out_valid), .link0_out_last(out_last),
         .link0_out_data(out_data),
         .link0_in_clock(in_clock), .link0_in_valid(in_valid), .link0_in_last(in_last),
         .link0_in_data(in_data),
+`endif
         .wifi_gpio0(), .sim_trace(1'b0)
     );
 endmodule
 
 module bench (
-    input wire [1:0] clock, reset,
-    input wire [7:0] to_data0, to_data1,
-    input wire [1:0] to_valid,
-    output wire [1:0] to_ready,
-    output wire [7:0] from_data0, from_data1,
-    output wire [1:0] from_valid
+    input wire [`BOARDS - 1:0] clock, reset,
+    input wire [8 * `BOARDS - 1:0] to_data,
+    input wire [`BOARDS - 1:0] to_valid,
+    output wire [`BOARDS - 1:0] to_ready,
+    output wire [8 * `BOARDS - 1:0] from_data,
+    output wire [`BOARDS - 1:0] from_valid
 );
-    wire [1:0] c, v, l;
-    wire [7:0] d0, d1;
-    board one (
-        clock[0], reset[0], to_data0, to_valid[0], to_ready[0], from_data0, from_valid[0],
-        c[0], v[0], l[0], d0, c[1], v[1], l[1], d1
-    );
-    board other (
-        clock[1], reset[1], to_data1, to_valid[1], to_ready[1], from_data1, from_valid[1],
-        c[1], v[1], l[1], d1, c[0], v[0], l[0], d0
-    );
+    wire [`BOARDS - 1:0] c, v, l;
+    wire [8 * `BOARDS - 1:0] d;
+    genvar n;
+    generate
+        for (n = 0; n < `BOARDS; n = n + 1) begin : boards
+            localparam other = `BOARDS - 1 - n;
+            board here (
+                clock[n], reset[n], to_data[8 * n +: 8], to_valid[n], to_ready[n],
+                from_data[8 * n +: 8], from_valid[n], c[n], v[n], l[n], d[8 * n +: 8],
+                c[other], v[other], l[other], d[8 * other +: 8]
+            );
+        end
+    endgenerate
 endmodule

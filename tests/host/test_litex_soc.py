@@ -9,9 +9,12 @@ import pytest
 
 pytest.importorskip("litex", reason="LiteX is not installed: pip install 'fpgapipe[litex]'")
 
+import json
+from importlib.resources import files
+
 import numpy as np
-from cases.package_cases import target_of
-from litex_soc_cases import PORTS, compiled, transports
+from litex_soc_cases import PORTS, built, cluster_file, compiled, packaged, servers, transports
+from package_cases import target_of
 
 from fpgapipe.host.driver.bringup import Bringup
 from fpgapipe.host.driver.core_driver import CoreDriver
@@ -23,7 +26,7 @@ from fpgapipe.host.driver.devices import Devices
 def test_two_socs_are_brought_up(tmp_path):
     """Registers, SDRAM, the core's access to it, and packets over the pins, each way."""
     core = target_of("ulx3s", PORTS).core
-    with transports(*compiled(tmp_path)) as ways:
+    with transports(*compiled(packaged(tmp_path), num_boards=2)) as ways:
         drivers = [CoreDriver(name, core, way) for name, way in zip("ab", ways, strict=True)]
         devices = Devices(drivers, [((0, 0), (1, 0))], stall_s=100)
         found = list(Bringup(devices, [1 << 25] * 2, watch_s=0.1).run())
@@ -34,3 +37,47 @@ def test_two_socs_are_brought_up(tmp_path):
         data = np.random.default_rng(0).integers(0, 256, 5000, dtype=np.uint8)
         ways[0].write((1 << 25) - 5001, data)
         np.testing.assert_array_equal(ways[0].read((1 << 25) - 5001, 5000), data)
+
+
+def trained(folder, board, package, cli, *, num_boards):
+    """Train a step on simulated SoCs, and compare every byte of all memories; gives what ran."""
+    program, csr = compiled(package, num_boards=num_boards)
+    with servers(program) as places:
+        cluster = folder / "lab.yaml"
+        cluster.write_text(cluster_file(places, csr, board))
+        boards = ("--backend", "litex", "--cluster", cluster)
+        steps = ("--steps", 1, "--data", "random", "--no-validation")
+        code, out, err = cli("run", folder / "b", *boards, *steps, "--check", "--json")
+    assert code == 0, err
+    found = json.loads(out)
+    assert (found["backend"], found["check"], found["steps"]) == ("litex", "model", 1)
+    return found
+
+
+@pytest.mark.sim
+def test_a_step_of_a_soc_equals_the_model(cli, tmp_path):
+    """The core that an ULX3S holds, with its vector engine, trains from the SDRAM."""
+    _, package = built(tmp_path / "b", "ulx3s", 1, array=(16, 2))
+    found = trained(tmp_path, "ulx3s", package, cli, num_boards=1)
+    assert found["devices"] == 1
+
+
+LARGER = {"83_640": "125_000", "bram18: 208": "bram18: 400", "dsp: 156": "dsp: 200"}
+"""Numbers of a part that holds a small core with a link of 64 bytes; the ULX3S's does not."""
+
+
+@pytest.mark.sim
+@pytest.mark.slow  # the cores with links take minutes to be compiled
+def test_a_step_of_two_socs_equals_the_model(cli, tmp_path):
+    """A pipeline over two boards: activations and gradients go over the pins."""
+    text = (files("fpgapipe.boards") / "ulx3s.yaml").read_text()
+    for old, new in LARGER.items():
+        assert old in text
+        text = text.replace(old, new)
+    board = tmp_path / "ulx3s.yaml"
+    board.write_text(text)
+    build, package = built(tmp_path / "b", str(board), 2, array=(4, 4), scratchpad_bytes=1 << 14)
+    assert build.cores[0] == build.cores[1]
+    assert all(len(core.links) == 1 for core in build.cores)
+    found = trained(tmp_path, board, package, cli, num_boards=2)
+    assert found["devices"] == 2
