@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from fpgapipe.errors import FileError
 from fpgapipe.files import read_bytes
+from fpgapipe.hw.hls_models.isa.instructions import WORD_BYTES
 from fpgapipe.json_faults import faults_of
 from fpgapipe.lowering.shards.degrees import Axis, Degrees, sharers_of
 
@@ -37,6 +38,7 @@ class LinkPlan(_Part):
     frame_words: int = Field(ge=1)
     slots: tuple[int, ...] = Field(min_length=1, strict=False)
     probe_cycles: int = Field(ge=1)
+    port_bytes: int = Field(default=WORD_BYTES, ge=1)
 
 
 class CorePlan(_Part):

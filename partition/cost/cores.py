@@ -26,7 +26,7 @@ from fpgapipe.hw.hls_models.resources.core_resources import (
     function_lanes,
 )
 from fpgapipe.hw.hls_models.spec.device import DeviceSpec
-from fpgapipe.hw.hls_models.spec.link import LinkEngineSpec
+from fpgapipe.hw.hls_models.spec.link import TRAILER_BYTES, LinkEngineSpec
 from fpgapipe.partition.cost.work_products import Formats
 from fpgapipe.partition.plan import CorePlan, LinkPlan
 
@@ -38,6 +38,13 @@ CELLS_PER_LANE = 64
 
 A lane takes about as many LUTs as sixty cells together with their accumulators. Where LUTs are
 scarce, a larger array is worth more than further lanes."""
+
+
+LEAST_LINK_WIDTH = 4
+"""Narrowest stream to a link's PHY, bytes."""
+
+SHORT_FRAME_WORDS = 4
+"""Words of the frames of links that are as slow as that: 94 % of such a frame are words."""
 
 
 @dataclass(frozen=True)
@@ -52,12 +59,15 @@ class Savings:
         Largest number of vector lanes.
     random, counters : bool
         As in `CoreConfig`.
+    most_banks : int
+        Largest number of banks of the scratchpad. Fewer banks need fewer multiplexers.
     """
 
     scratchpad_port_bytes: int = WORD_BYTES
     most_lanes: int = LANES
     random: bool = True
     counters: bool = True
+    most_banks: int = MOST_BANKS
 
 
 SAVINGS = (
@@ -65,6 +75,7 @@ SAVINGS = (
     Savings(16, 2, counters=False),
     Savings(8, 1, counters=False),
     Savings(8, 1, random=False, counters=False),
+    Savings(8, 1, random=False, counters=False, most_banks=2),
 )
 """Savings that are tried where no core fits without them, the first ones."""
 
@@ -103,6 +114,8 @@ class CoreConfig:
         Whether the vector engine draws random numbers, as dropout needs them.
     counters : bool
         Whether the core counts what its engines wait for.
+    most_banks : int
+        Largest number of banks of the scratchpad, 2 or 4.
 
     Raises
     ------
@@ -123,6 +136,7 @@ class CoreConfig:
     scratchpad_port_bytes: int = WORD_BYTES
     random: bool = True
     counters: bool = True
+    most_banks: int = MOST_BANKS
 
     def __post_init__(self) -> None:
         if self.rows not in (1, 2, 4, 8, 16, 32):
@@ -171,10 +185,7 @@ class CoreConfig:
             (port.payload_bytes_per_s for port in device.ports for _ in range(port.count)),
             reverse=True,
         )
-        links = tuple(
-            LinkEngineSpec(phy_bytes=link_width(rate / self.clk_hz))
-            for rate in rates[: self.num_links]
-        )
+        links = self._ported([link_of(rate / self.clk_hz) for rate in rates[: self.num_links]])
         return CoreShape(
             self.rows,
             self.cols,
@@ -189,7 +200,11 @@ class CoreConfig:
             self.scratchpad_port_bytes,
             self.random,
             self.counters,
+            num_banks=None if self.most_banks == MOST_BANKS else self.most_banks,
         )
+
+    def _ported(self, links: Sequence[LinkEngineSpec]) -> tuple[LinkEngineSpec, ...]:
+        return ported(links, self.port_bytes, self.scratchpad_port_bytes)
 
     def planned(self, device: DeviceSpec, links: Sequence[LinkEngineSpec]) -> CorePlan:
         """The core as the plan describes it to the generator, with its link engines."""
@@ -208,7 +223,7 @@ class CoreConfig:
             bus_bytes=self.port_bytes,
             memory_bytes_per_cycle=self.memory_bytes_per_cycle(device),
             memory_latency_cycles=engine.memory_latency_cycles,
-            links=tuple(LinkPlan(**dataclasses.asdict(each)) for each in links),
+            links=tuple(LinkPlan(**dataclasses.asdict(each)) for each in self._ported(links)),
             scratchpad_port_bytes=self.scratchpad_port_bytes,
             random=self.random,
             counters=self.counters,
@@ -222,7 +237,31 @@ def _width(bytes_per_cycle: float) -> int:
 
 def link_width(bytes_per_cycle: float) -> int:
     """Width in bytes of the stream to a link's PHY that carries a rate: a power of two in 4..64."""
-    return max(_width(bytes_per_cycle), 4)
+    return max(_width(bytes_per_cycle), LEAST_LINK_WIDTH)
+
+
+def link_of(bytes_per_cycle: float) -> LinkEngineSpec:
+    """The link engine for a rate, with the usual number of slots.
+
+    Frames of the slowest links are short, since a small board has few block RAMs for slots.
+    """
+    phy_bytes = link_width(bytes_per_cycle)
+    if phy_bytes == LEAST_LINK_WIDTH:
+        return LinkEngineSpec(phy_bytes, SHORT_FRAME_WORDS, (4, 4, 2))
+    return LinkEngineSpec(phy_bytes)
+
+
+def ported(
+    links: Sequence[LinkEngineSpec], bus_bytes: int, scratchpad_port_bytes: int
+) -> tuple[LinkEngineSpec, ...]:
+    """A core's ends of links: words pass in parts where the core saves LUTs in this way elsewhere.
+
+    All links must be as wide as its bus.
+    """
+    narrow = scratchpad_port_bytes < WORD_BYTES and bus_bytes <= TRAILER_BYTES
+    if not narrow or any(link.phy_bytes != bus_bytes for link in links):
+        return tuple(links)
+    return tuple(dataclasses.replace(link, port_bytes=bus_bytes) for link in links)
 
 
 def _power_up_to(number: int) -> int:
@@ -366,7 +405,7 @@ def candidate_cores(
         If not even a core of one column fits. The message says which limits are exceeded.
     """
     found: list[CoreConfig] = []
-    for savings in usable_savings(num_engines, random=random):
+    for savings in usable_savings(num_engines, num_links, random=random):
         sized = partial(
             core_of, device, num_engines=num_engines, num_links=num_links, savings=savings
         )
@@ -386,9 +425,16 @@ def candidate_cores(
     return sorted(found, key=lambda core: (-core.cells, -core.rows, core.cols))
 
 
-def usable_savings(num_engines: int, *, random: bool) -> list[Savings]:
-    """Savings to try: none for several engines; if `random`, those with random numbers."""
-    usable = [savings for savings in SAVINGS if savings.random or not random]
+def usable_savings(num_engines: int, num_links: int, *, random: bool) -> list[Savings]:
+    """Savings to try: none for several engines; if `random`, those with random numbers.
+
+    Banks are saved only in cores with links.
+    """
+    usable = [
+        savings
+        for savings in SAVINGS
+        if (savings.random or not random) and (num_links or savings.most_banks == MOST_BANKS)
+    ]
     return usable if num_engines == 1 else usable[:1]
 
 
@@ -446,6 +492,7 @@ def core_of(
         scratchpad_port_bytes=savings.scratchpad_port_bytes,
         random=savings.random,
         counters=savings.counters,
+        most_banks=savings.most_banks,
     )
     if device.uram:
         room = device.uram * URAM_DATA_BYTES

@@ -359,7 +359,7 @@ def core_choices(
     ranked = []
     for device in kinds:
         if request.array:
-            for savings in usable_savings(num_engines, random=random):
+            for savings in usable_savings(num_engines, num_links, random=random):
                 try:
                     core = core_of(
                         device,

@@ -8,7 +8,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from fpgapipe.hw.hls_models.spec.link import LinkEngineSpec
-from fpgapipe.partition.cost.cores import link_width
+from fpgapipe.partition.cost.cores import link_of
 from fpgapipe.partition.plan import Plan, Prediction, StagePlan
 
 if TYPE_CHECKING:
@@ -108,12 +108,12 @@ def link_end(bytes_per_cycle: float, latency_cycles: float) -> LinkEngineSpec:
     Its slots hold the frames that are under way during a round trip, plus a frame at each end. The
     transmitter has no use for more than 32 slots.
     """
-    end = LinkEngineSpec(phy_bytes=link_width(bytes_per_cycle))
+    end = link_of(bytes_per_cycle)
     frame_cycles = end.frame_bytes / bytes_per_cycle
     round_trip = 2 * (latency_cycles + frame_cycles) + ANSWER_CYCLES
     frames = math.ceil(round_trip / frame_cycles)
     slots = min(max(1 << (frames - 1).bit_length(), 4), 32)
-    return dataclasses.replace(end, slots=(slots, slots, 4))
+    return dataclasses.replace(end, slots=(slots, slots, end.slots[-1]))
 
 
 def _link_ends(stages: Sequence[Stage], cluster: ClusterSpec) -> list[LinkEngineSpec]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING
 
 from fpgapipe.hw.hls_models.cycles.cluster_cycles import predict_cluster
@@ -11,6 +11,7 @@ from fpgapipe.lowering.memory.placed import Placed, page
 from fpgapipe.lowering.program.pipeline import wiring_of
 from fpgapipe.lowering.ring.hop import hop_programs
 from fpgapipe.lowering.units.step_options import StepOptions
+from fpgapipe.partition.cost.cores import ported
 from fpgapipe.partition.explore.candidate import device_chain
 from fpgapipe.partition.explore.explorer import Request
 from fpgapipe.partition.explore.planned import as_plan, link_end
@@ -179,14 +180,11 @@ def _link_ends(cluster: ClusterSpec, core: CorePlan) -> tuple[LinkPlan, ...]:
     ]
     widest = LinkEngineSpec(
         phy_bytes=max(end.phy_bytes for end in ends),
+        frame_words=max(end.frame_words for end in ends),
         slots=tuple(max(sizes) for sizes in zip(*(end.slots for end in ends), strict=True)),
     )
-    end = LinkPlan(
-        phy_bytes=widest.phy_bytes,
-        frame_words=widest.frame_words,
-        slots=widest.slots,
-        probe_cycles=widest.probe_cycles,
-    )
+    (widest,) = ported((widest,), core.bus_bytes, core.scratchpad_port_bytes)
+    end = LinkPlan(**asdict(widest))
     return end, end
 
 

@@ -92,7 +92,7 @@ async def limits_hold(dut: Any) -> None:
     # If the peer is silent, the engine sends as many frames as allowed, and then probes.
     bench.mutes = True
     bench.offer(40, 1.0, back=False)
-    await bench.run(40 * bench.spec.word_beats * 8 + 4 * bench.spec.probe_cycles)
+    await bench.run(40 * WORD_BYTES // bench.spec.beat_bytes * 8 + 4 * bench.spec.probe_cycles)
     slots = sum(bench.spec.slots)
     assert len(bench.numbers) == min(WINDOW, slots)
     assert sum(map(len, bench.accepted)) == min(slots, 3 * 40)

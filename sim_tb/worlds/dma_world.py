@@ -23,6 +23,7 @@ from fpgapipe.hw.hls_models.model.dma import (
     transfer,
 )
 from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec, ScratchpadSpec
+from fpgapipe.hw.hls_models.spec.link import LinkEngineSpec
 from fpgapipe.sim_tb.drivers.axi_memory import AxiMemory, Pauses
 from fpgapipe.sim_tb.drivers.stream import StreamDriver, cycle, parameters, reset
 
@@ -47,7 +48,9 @@ def spec_of_parameters() -> CoreSpec:
     values = parameters()
     for name in ("fault", "only"):
         values.pop(name, None)
-    return CoreSpec(**{**values, "scratchpad": ScratchpadSpec(**values["scratchpad"])})
+    links = [LinkEngineSpec(**{**link, "slots": tuple(link["slots"])}) for link in values["links"]]
+    pad = ScratchpadSpec(**values["scratchpad"])
+    return CoreSpec(**{**values, "scratchpad": pad, "links": tuple(links)})
 
 
 class Scratchpad:

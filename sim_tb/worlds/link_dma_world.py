@@ -30,7 +30,7 @@ MEMORY_BYTES = 3 * PART_BYTES
 FIRST_INDEX = 70_000
 """Number of a test's first instruction, which needs more than 16 bits."""
 
-LIMIT_CYCLES = 6000
+LIMIT_CYCLES = 40_000
 
 LinkWord = tuple[int, int]
 """A word of 64 bytes as an integer, and 1 if the packet ends with it, else 0."""

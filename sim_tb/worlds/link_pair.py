@@ -7,8 +7,9 @@ from amaranth.lib import data, wiring
 from amaranth.lib.wiring import In, Out
 
 from fpgapipe.hw.hls_models.spec.link import DELIVERED_BITS, NUM_CHANNELS, LinkEngineSpec
-from fpgapipe.hw.rtl.link.link import EVENTS, SEED_BITS, LinkEngine
-from fpgapipe.hw.rtl.link.link_beats import WORD, beat_layout
+from fpgapipe.hw.rtl.link.link import EVENTS, SEED_BITS
+from fpgapipe.hw.rtl.link.link_beats import beat_layout, word_layout
+from fpgapipe.sim_tb.worlds.whole_words import WholeWords
 
 CONTROL = data.StructLayout(
     {
@@ -44,7 +45,7 @@ class LinkPair(wiring.Component):
     -------
     control0, control1 : In(CONTROL)
     status0, status1 : Out(STATUS)
-    i00 ... i12, o00 ... o12 : In(WORD), Out(WORD)
+    i00 ... i12, o00 ... o12 : In(word_layout()), Out(word_layout())
         Words of the channels; the digits are the end and the channel.
     rx0, rx1, tx0, tx1 : In(beat_layout(phy_bytes)), Out(beat_layout(phy_bytes))
     seed0, seed1, session0, session1, peer0, peer1
@@ -53,12 +54,12 @@ class LinkPair(wiring.Component):
 
     def __init__(self, spec: LinkEngineSpec) -> None:
         self.spec = spec
-        beat = beat_layout(spec.phy_bytes)
+        beat, word = beat_layout(spec.phy_bytes), word_layout()
         members: dict[str, Any] = {}
         for end in range(2):
             members |= {f"control{end}": In(CONTROL), f"status{end}": Out(STATUS)}
-            members |= {f"i{end}{channel}": In(WORD) for channel in range(NUM_CHANNELS)}
-            members |= {f"o{end}{channel}": Out(WORD) for channel in range(NUM_CHANNELS)}
+            members |= {f"i{end}{channel}": In(word) for channel in range(NUM_CHANNELS)}
+            members |= {f"o{end}{channel}": Out(word) for channel in range(NUM_CHANNELS)}
             members |= {f"rx{end}": In(beat), f"tx{end}": Out(beat), f"seed{end}": In(SEED_BITS)}
             members |= {f"{name}{end}": Out(16) for name in ("session", "peer")}
             for name in ("delivered", "peer_delivered", "last_delivered"):
@@ -68,7 +69,7 @@ class LinkPair(wiring.Component):
     def elaborate(self, platform: Any) -> Any:  # noqa: D102
         m = Module()
         for end in range(2):
-            m.submodules[f"end{end}"] = engine = LinkEngine(self.spec)
+            m.submodules[f"end{end}"] = engine = WholeWords(self.spec)
             control, status = getattr(self, f"control{end}"), getattr(self, f"status{end}")
             for channel in range(NUM_CHANNELS):
                 m.d.comb += [

@@ -13,7 +13,8 @@ from fpgapipe.hw.hls_models.spec.link import (
     SESSION_BITS,
     LinkEngineSpec,
 )
-from fpgapipe.hw.rtl.link.link import EVENTS, SEED_BITS, LinkEngine
+from fpgapipe.hw.rtl.link.link import EVENTS, SEED_BITS
+from fpgapipe.sim_tb.worlds.whole_words import WholeWords
 
 
 def _axis(prefix: str, num_bytes: int, source: bool, keep: bool) -> dict[str, Any]:
@@ -29,7 +30,7 @@ def _axis(prefix: str, num_bytes: int, source: bool, keep: bool) -> dict[str, An
 
 
 class LinkTop(wiring.Component):
-    """A `LinkEngine` whose ports have the names that the native simulator expects.
+    """A `WholeWords` whose ports have the names that the native simulator expects.
 
     Members
     -------
@@ -72,7 +73,7 @@ class LinkTop(wiring.Component):
 
     def elaborate(self, platform: Any) -> Any:  # noqa: D102
         m = Module()
-        m.submodules.engine = engine = LinkEngine(self.spec)
+        m.submodules.engine = engine = WholeWords(self.spec)
         pairs = [
             (self._port("m_axis_link0"), engine.tx),
             (self._port("s_axis_link0"), engine.rx),

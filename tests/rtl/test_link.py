@@ -39,12 +39,15 @@ pytestmark = pytest.mark.sim
     "spec",
     [
         SPEC,
+        replace(SPEC, phy_bytes=4, port_bytes=4),
         *(
-            pytest.param(replace(SPEC, phy_bytes=phy_bytes), marks=pytest.mark.slow)
-            for phy_bytes in (4, 8, 16, 32)
+            pytest.param(
+                replace(SPEC, phy_bytes=phy_bytes, port_bytes=port_bytes), marks=pytest.mark.slow
+            )
+            for phy_bytes, port_bytes in ((4, 64), (8, 64), (16, 64), (32, 64), (8, 8), (16, 16))
         ),
     ],
-    ids=lambda spec: str(spec.phy_bytes),
+    ids=lambda spec: f"{spec.phy_bytes}-{spec.port_bytes}",
 )
 def test_gateware_matches_model(spec, tmp_path):
     assert simulate(LinkTop(spec), "tb_link", tmp_path).tests == TESTS

@@ -9,7 +9,7 @@ from amaranth.hdl import Module
 from amaranth.lib import stream, wiring
 from amaranth.lib.wiring import In, Out
 
-from fpgapipe.hw.hls_models.isa.instructions import LINK, ErrorCode
+from fpgapipe.hw.hls_models.isa.instructions import LINK, WORD_BYTES, ErrorCode
 from fpgapipe.hw.hls_models.model.link_dma import (
     Packet,
     first_error,
@@ -19,6 +19,7 @@ from fpgapipe.hw.hls_models.model.link_dma import (
     words_of_packet,
 )
 from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec, ScratchpadSpec
+from fpgapipe.hw.hls_models.spec.link import LinkEngineSpec
 from fpgapipe.hw.rtl.dma.dma import TRANSFER_LAYOUT
 from fpgapipe.hw.rtl.dma.link_dma import ReceiveEngine, SendEngine
 from fpgapipe.hw.rtl.dma.load import LoadEngine
@@ -26,9 +27,10 @@ from fpgapipe.hw.rtl.dma.scratchpad import ReadPort, WritePort
 from fpgapipe.hw.rtl.dma.store import StoreEngine
 from fpgapipe.hw.rtl.lib.axi import ReadArbiter, WriteArbiter, connect_flat, flat_members
 from fpgapipe.hw.rtl.lib.queue import issue_layout
-from fpgapipe.hw.rtl.link.link_beats import WORD
+from fpgapipe.hw.rtl.link.link_beats import word_layout
 from fpgapipe.sim_tb.drivers.simulate import SimulationError, simulate, simulate_verilog
 from fpgapipe.sim_tb.native.verilate import verilog_of
+from fpgapipe.sim_tb.worlds.whole_words import join_words, split_words
 
 TESTS = (
     "packets_match_model",
@@ -79,8 +81,8 @@ class Engines(wiring.Component):
                     for name, (_, members) in self._engines.items()
                     for member, shape in members.items()
                 },
-                "send_o": Out(stream.Signature(WORD)).array(3),
-                "receive_words": In(stream.Signature(WORD)).array(3),
+                "send_o": Out(stream.Signature(word_layout())).array(3),
+                "receive_words": In(stream.Signature(word_layout())).array(3),
                 "memory_base": In(64),
                 "memory_limit": In(64),
                 "write": Out(WritePort(address_bits)),
@@ -107,9 +109,13 @@ class Engines(wiring.Component):
                     m.d.comb += inner.eq(port) if shape.flow == In else port.eq(inner)
         load, store, send, receive = (engine for engine, _ in self._engines.values())
         for channel in range(3):
-            wiring.connect(m, send.o[channel], wiring.flipped(self.send_o[channel]))
-            words = wiring.flipped(self.receive_words[channel])
-            wiring.connect(m, words, receive.i_words[channel])
+            sent, came = self.send_o[channel], self.receive_words[channel]
+            if self.spec.link_port_bytes < WORD_BYTES:
+                join_words(m, send.o[channel], sent)
+                split_words(m, came, receive.i_words[channel])
+                continue
+            wiring.connect(m, send.o[channel], wiring.flipped(sent))
+            wiring.connect(m, wiring.flipped(came), receive.i_words[channel])
         wiring.connect(m, load.write, wiring.flipped(self.write))
         wiring.connect(m, store.read, wiring.flipped(self.read))
         wiring.connect(m, load.axi, self._reads.masters[0])
@@ -121,10 +127,14 @@ class Engines(wiring.Component):
         return m
 
 
-def spec_of(bus_bytes, burst_beats, outstanding):
-    pad = ScratchpadSpec(banks=1, bank_bytes=8192)
+def spec_of(bus_bytes, burst_beats, outstanding, *, narrow=False):
     return CoreSpec(
-        4, 4, scratchpad=pad, bus_bytes=bus_bytes, burst_beats=burst_beats, outstanding=outstanding
+        *(4, 4),
+        scratchpad=ScratchpadSpec(banks=1, bank_bytes=8192),
+        bus_bytes=bus_bytes,
+        burst_beats=burst_beats,
+        outstanding=outstanding,
+        links=(LinkEngineSpec(bus_bytes, port_bytes=bus_bytes),) if narrow else (),
     )
 
 
@@ -167,11 +177,18 @@ def test_a_wrong_packet_is_an_error():
 
 @pytest.mark.sim
 @pytest.mark.parametrize(
-    ("bus_bytes", "burst_beats", "outstanding"),
-    [(64, 16, 16), pytest.param(16, 8, 8, marks=pytest.mark.slow)],
+    ("bus_bytes", "burst_beats", "outstanding", "narrow"),
+    [
+        (64, 16, 16, False),
+        (16, 4, 2, True),
+        *(
+            pytest.param(*each, marks=pytest.mark.slow)
+            for each in ((16, 8, 8, False), (8, 8, 4, True), (4, 32, 8, True))
+        ),
+    ],
 )
-def test_gateware_matches_model(bus_bytes, burst_beats, outstanding, tmp_path):
-    engines = Engines(spec_of(bus_bytes, burst_beats, outstanding))
+def test_gateware_matches_model(bus_bytes, burst_beats, outstanding, narrow, tmp_path):
+    engines = Engines(spec_of(bus_bytes, burst_beats, outstanding, narrow=narrow))
     assert simulate(engines, "tb_link_dma", tmp_path).tests == TESTS
 
 

@@ -13,12 +13,15 @@ TESTS = ("delivers_over_a_bad_wire", "wastes_no_cycle", "waits_for_room", "begin
 
 SMALL = LinkEngineSpec(16, 4, (2, 2, 2), 16)
 
+NARROW = LinkEngineSpec(4, 4, (4, 4, 4), 64, port_bytes=4)
+
 
 @pytest.mark.sim
 @pytest.mark.parametrize(
     "spec",
     [
         SMALL,
+        NARROW,
         *(
             pytest.param(spec, marks=pytest.mark.slow)
             for spec in (
@@ -27,11 +30,13 @@ SMALL = LinkEngineSpec(16, 4, (2, 2, 2), 16)
                 LinkEngineSpec(16),
                 LinkEngineSpec(32, 2, (64, 2, 2), 50),
                 LinkEngineSpec(64, 1, (4, 2, 8), 40),
+                LinkEngineSpec(8, 8, (4, 2, 2), 60, port_bytes=8),
+                LinkEngineSpec(16, 16, (4, 4, 2), 100, port_bytes=16),
                 LinkEngineSpec(64),
             )
         ),
     ],
-    ids=lambda spec: f"{spec.phy_bytes}-{spec.frame_words}-{spec.slots[0]}",
+    ids=lambda spec: f"{spec.phy_bytes}-{spec.frame_words}-{spec.slots[0]}-{spec.port_bytes}",
 )
 def test_delivers(spec, tmp_path):
     assert simulate(LinkPair(spec), "tb_link_pair", tmp_path, seed=1).tests == TESTS

@@ -12,7 +12,7 @@ from typing import Any
 
 from fpgapipe.hw.hls_models.cycles.instruction_cycles import words_of_transfer
 from fpgapipe.hw.hls_models.isa.instructions import WORD_BYTES
-from fpgapipe.hw.hls_models.model.link_dma import SEND_WORDS
+from fpgapipe.hw.hls_models.model.link_dma import send_words
 from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec
 
 LOAD_HOLD_CYCLES = 2
@@ -212,7 +212,7 @@ class Bus:
         self.packets = []
         for link in link_bytes_per_cycle:
             most = min(rate, link / WORD_BYTES)
-            sent = Channel(core, most, hold, min(words, SEND_WORDS))
+            sent = Channel(core, most, hold, min(words, send_words(core)))
             self.packets.append((sent, Channel(core, most, store_hold, burst)))
         self.last = 0.0  # time until which words have been moved
         self.next = NEVER  # time at which the first flow ends or can begin

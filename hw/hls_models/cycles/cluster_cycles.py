@@ -42,7 +42,7 @@ from fpgapipe.hw.hls_models.cycles.link_cycles import (
 )
 from fpgapipe.hw.hls_models.isa.instructions import WORD_BYTES, Instruction
 from fpgapipe.hw.hls_models.model.dma import burst_words, bursts
-from fpgapipe.hw.hls_models.model.link_dma import SEND_WORDS, rows_of, words_of_packet
+from fpgapipe.hw.hls_models.model.link_dma import rows_of, send_words, words_of_packet
 from fpgapipe.hw.hls_models.model.sequencer import SequencerSpec
 from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec
 from fpgapipe.hw.hls_models.spec.link import NUM_CHANNELS, TRAILER_BYTES, LinkEngineSpec
@@ -267,7 +267,8 @@ class _Port:
             self._room[chunk.channel] -= 1
             # Words follow their beats on the bus, but only after all earlier words have entered.
             behind = now + ENTER_CYCLES
-            self._enter_from = max(behind, self._enter_from + self._link_words(chunk))
+            enters = self._link_words(chunk) * self.spec.parts
+            self._enter_from = max(behind, self._enter_from + enters)
             self.run.at(self._enter_from, Event.CALL, self._entered(chunk))
 
     @staticmethod
@@ -328,7 +329,7 @@ class _Sender(Mover):
         super().__init__(run, depth, in_flight)
         self._port = run.ports[link]
         self._link = link
-        self._room = SEND_WORDS
+        self._room = send_words(run.core)
         self._wanted: deque[tuple[float, _Chunk]] = deque()  # not yet requested, with its time
         self._asked: deque[_Chunk] = deque()
 
@@ -433,8 +434,10 @@ class _Receiver(Mover):
             self._awaited.popleft()
             # Words of earlier frames were taken as they arrived. If the burst's last frame is the
             # newest one, one word is left to be taken; otherwise all words of the burst are.
-            last = chunk.words if self._port.arrived[chunk.channel] > chunk.frame + 1 else 1
-            taken = max(now + last, since + chunk.words, self._take_from + chunk.words)
+            parts = self._port.spec.parts
+            words = chunk.words * parts
+            last = words if self._port.arrived[chunk.channel] > chunk.frame + 1 else parts
+            taken = max(now + last, since + words, self._take_from + words)
             self._take_from = taken
             if chunk.frees:
                 self._free(chunk, taken)

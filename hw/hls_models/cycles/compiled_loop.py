@@ -52,7 +52,7 @@ def _enter(s: State, port: int, now: float) -> None:
         p.room[chunk.channel] -= 1
         p.entering += 1
         behind = now + s.whole[0].enter_cycles
-        p.enter_from = larger(behind, p.enter_from + chunk.link_words)
+        p.enter_from = larger(behind, p.enter_from + chunk.link_words * p.parts)
         at(s, p.device, p.enter_from, ENTERED, port)
 
 
@@ -104,9 +104,10 @@ def _look_receives(s: State, port: int, now: float) -> None:
         if arrived <= chunk.frame:
             return
         p.taken += 1
-        last = chunk.words if arrived > chunk.frame + 1 else 1
-        taken = larger(now + last, s.code[chunk.index].since + chunk.words)
-        taken = larger(taken, p.take_from + chunk.words)
+        words = chunk.words * p.parts
+        last = words if arrived > chunk.frame + 1 else p.parts
+        taken = larger(now + last, s.code[chunk.index].since + words)
+        taken = larger(taken, p.take_from + words)
         p.take_from = taken
         if chunk.frees:
             at(s, p.device, taken, FREED, (chunk.frees * 4 + chunk.channel) * _PORTS + port)

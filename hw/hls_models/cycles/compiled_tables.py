@@ -31,7 +31,7 @@ from fpgapipe.hw.hls_models.isa.instructions import (
 )
 from fpgapipe.hw.hls_models.isa.vector_op import VectorOp
 from fpgapipe.hw.hls_models.model.dma import burst_words, bursts
-from fpgapipe.hw.hls_models.model.link_dma import SEND_WORDS, rows_of, words_of_packet
+from fpgapipe.hw.hls_models.model.link_dma import rows_of, send_words, words_of_packet
 from fpgapipe.hw.hls_models.model.sequencer import SequencerSpec
 from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec
 from fpgapipe.hw.hls_models.spec.link import NUM_CHANNELS, TRAILER_BYTES, LinkEngineSpec
@@ -156,7 +156,7 @@ CHANNEL = np.dtype(
 
 PORT = np.dtype(
     _record(
-        *("device", "other", "sent_channel", "words_room", "words", "frames"),
+        *("device", "other", "sent_channel", "words_room", "words", "frames", "parts"),
         *("first_send", "wanted", "asked", "waiting", "entering", "entered", "told"),
         *("awaited", "taken", "written"),
         floats=("rate", "wire_latency", "enter_from", "wire_from", "busy", "take_from"),
@@ -401,7 +401,8 @@ class Tables:
             own["device"] = device
             own["sent_channel"] = first_channel + 2 + 2 * link
             own["wire_latency"] = port.latency_cycles
-            own["words_room"] = SEND_WORDS
+            own["words_room"] = send_words(run.core)
+            own["parts"] = port.spec.parts
             own["rate"] = port.rate
             own["room"] = port.spec.slots
             frames = [0] * NUM_CHANNELS

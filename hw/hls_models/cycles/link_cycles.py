@@ -64,7 +64,9 @@ def slot_cycles(link: LinkEngineSpec, wire: WireTiming) -> float:
     rate = min(wire.bytes_per_cycle, link.phy_bytes)
     frame = (link.frame_words * WORD_BYTES + TRAILER_BYTES) / rate
     there = TRANSMIT_CYCLES + 2 * frame + wire.latency_cycles + ARRIVE_CYCLES
-    return there + 1 + FREED_CYCLES + TRAILER_BYTES / rate + wire.latency_cycles + HEARD_CYCLES
+    # The words of a frame leave while later ones arrive, but pass in parts as slowly as they came.
+    leaves = 1 if link.parts == 1 else link.frame_parts
+    return there + leaves + FREED_CYCLES + TRAILER_BYTES / rate + wire.latency_cycles + HEARD_CYCLES
 
 
 def transfer_cycles(words: int, link: LinkEngineSpec, slots: int, wire: WireTiming) -> float:
@@ -116,6 +118,7 @@ class PacketTimes:
     ) -> None:
         link, core = ends
         self._link, self._burst = link, burst_words(core)
+        self._parts = link.parts
         self._rate = min(wire.bytes_per_cycle, link.phy_bytes)
         self._before = LOAD_CYCLES + memories[0].latency_cycles + ENTER_CYCLES + TRANSMIT_CYCLES
         self._behind = wire.latency_cycles + ARRIVE_CYCLES + WRITE_CYCLES
@@ -142,7 +145,7 @@ class PacketTimes:
         frame_words = self._link.frame_words
         frames, last = divmod(count + 1 + frame_words - 1, frame_words)
         last += 1  # words of the last frame
-        first = begin + self._before + min(count + 1, frame_words)
+        first = begin + self._before + min(count + 1, frame_words) * self._parts
         takes = (count + 1) * WORD_BYTES + frames * TRAILER_BYTES
         sent = max(self.sent, first) + takes / self._rate
         # A frame is sent when it is full.
@@ -152,7 +155,7 @@ class PacketTimes:
             sent = max(sent, self._credit.sent(count, begin + self._before, taken_from))
         self.sent = sent
         burst = min((count - 1) % self._burst + 1, count)
-        return sent + self._behind + min(last, burst) + burst
+        return sent + self._behind + min(last, burst) * self._parts + burst
 
 
 def arrivals(
@@ -181,8 +184,9 @@ class _Credit:
     def __init__(
         self, link: LinkEngineSpec, burst: int, rate: float, latency_cycles: int, slots: int
     ) -> None:
-        self._frame_words = link.frame_words
+        self._frame_words, self._parts = link.frame_words, link.parts
         self._burst = burst
+        self._leaves = 1 if link.parts == 1 else link.frame_parts
         self._rate = rate
         self._latency = latency_cycles
         self._free: deque[float] = deque([-inf] * slots)  # when each free slot became free
@@ -200,8 +204,10 @@ class _Credit:
         for at in range(0, total, self._frame_words):
             size = min(self._frame_words, total - at)
             slot = self._free.popleft() if self._free else self._wire_from
-            self._enter_from = max(slot, first + at + size - TRANSMIT_CYCLES, self._enter_from)
-            self._enter_from += size if self._enter_from == slot else 0
+            self._enter_from = max(
+                slot, first + (at + size) * self._parts - TRANSMIT_CYCLES, self._enter_from
+            )
+            self._enter_from += size * self._parts if self._enter_from == slot else 0
             takes = (size * WORD_BYTES + TRAILER_BYTES) / self._rate
             self._wire_from = max(self._wire_from, self._enter_from + TRANSMIT_CYCLES) + takes
             held += 1
@@ -210,7 +216,7 @@ class _Credit:
             freed = held if taken == words else (taken + 1) // self._frame_words
             before = at // self._frame_words + 1 - held
             heard = max(self._wire_from + self._latency + ARRIVE_CYCLES, taken_from)
-            heard += 1 + FREED_CYCLES
+            heard += self._leaves + FREED_CYCLES
             heard += TRAILER_BYTES / self._rate + self._latency + HEARD_CYCLES
             some = held if taken == words else max(freed - before, 0)
             self._free.extend([heard] * some)

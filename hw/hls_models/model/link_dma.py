@@ -28,9 +28,15 @@ STREAM_BYTES = 4
 """Bytes of a packet's tag."""
 
 
-SEND_WORDS = 256
-"""Largest number of words that a send engine holds or has requested from memory. These are four of
-the longest bursts, and more than a link takes in a round trip to memory."""
+SEND_WORDS, FEW_SEND_WORDS = 256, 32
+"""Largest number of words that a send engine holds or has requested from memory, and that of one
+whose words pass in parts. The former are four of the longest bursts, and more than a link takes in
+a round trip to memory; the latter are one block RAM, and several bursts of a narrow bus."""
+
+
+def send_words(core: CoreSpec) -> int:
+    """Words that a send engine of a core holds or has requested, at most."""
+    return SEND_WORDS if core.link_port_bytes == WORD_BYTES else FEW_SEND_WORDS
 
 
 class Packet(NamedTuple):

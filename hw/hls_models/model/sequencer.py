@@ -134,7 +134,10 @@ class SequencerSpec:
     @classmethod
     def of(cls, core: CoreSpec) -> "SequencerSpec":
         """Return the spec of a core's sequencer."""
+        few = 16 if core.link_port_bytes < WORD_BYTES else 32
         return cls(
+            gemm_words=few,
+            prefetch_words=few,
             num_engines=core.num_engines,
             has_vector=core.vector is not None,
             num_links=len(core.links),

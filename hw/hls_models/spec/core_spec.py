@@ -178,11 +178,22 @@ class CoreSpec:
             )
         if len(self.links) > MAX_LINKS:
             raise ValueError(f"core links must be at most {MAX_LINKS}, not {len(self.links)}")
+        ports = sorted({link.port_bytes for link in self.links})
+        if len(ports) > 1 or not {*ports} <= {WORD_BYTES, self.bus_bytes}:
+            raise ValueError(
+                f"core links must all have port_bytes of {WORD_BYTES} or of the bus, "
+                f"{self.bus_bytes}, not {' and '.join(map(str, ports))}"
+            )
 
     @property
     def array(self) -> SystolicSpec:
         """The array of one engine."""
         return SystolicSpec(self.rows, self.cols)
+
+    @property
+    def link_port_bytes(self) -> int:
+        """Bytes of a word that enter or leave a link in a cycle."""
+        return self.links[0].port_bytes if self.links else WORD_BYTES
 
     @property
     def digest(self) -> str:
@@ -202,7 +213,13 @@ _OPTIONS: dict[str, Any] = {"port_bytes": WORD_BYTES, "random": True, "counters"
 def _without_defaults(values: dict[str, Any]) -> dict[str, Any]:
     """Return parameters without those options that have their default values."""
     return {
-        name: _without_defaults(value) if isinstance(value, dict) else value
+        name: _of_parts(value)
         for name, value in values.items()
         if name not in _OPTIONS or value != _OPTIONS[name]
     }
+
+
+def _of_parts(value: Any) -> Any:
+    if isinstance(value, dict):
+        return _without_defaults(value)
+    return [*map(_of_parts, value)] if isinstance(value, (list, tuple)) else value

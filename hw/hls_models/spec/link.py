@@ -139,6 +139,10 @@ class LinkEngineSpec:
         takes a round trip or more (docs/links.md).
     probe_cycles : int
         Cycles without news after which a waiting end asks the other one for an answer, 16 to 65535.
+    port_bytes : int
+        Bytes of a word that enter or leave the link in a cycle: 64, or as many as `phy_bytes`, 4, 8
+        or 16. Words then pass in parts, the lowest bytes first, and an end takes far fewer LUTs.
+        The wire has the same frames, so both kinds of end join.
 
     Raises
     ------
@@ -150,6 +154,7 @@ class LinkEngineSpec:
     frame_words: int = 16
     slots: tuple[int, ...] = (16, 16, 4)
     probe_cycles: int = 256
+    port_bytes: int = WORD_BYTES
 
     def __post_init__(self) -> None:
         if self.phy_bytes not in (4, 8, 16, 32, 64):
@@ -165,16 +170,42 @@ class LinkEngineSpec:
                 raise ValueError(f"link slots must be powers of two in 2..64, not {self.slots!r}")
         if not 16 <= self.probe_cycles < 1 << 16:
             raise ValueError(f"link probe_cycles must be in 16..65535, not {self.probe_cycles!r}")
+        narrow = self.phy_bytes if self.phy_bytes <= TRAILER_BYTES else WORD_BYTES
+        if self.port_bytes not in (narrow, WORD_BYTES):
+            raise ValueError(
+                f"link port_bytes must be {WORD_BYTES} or its phy_bytes of at most "
+                f"{TRAILER_BYTES}, not {self.port_bytes!r}"
+            )
+
+    @property
+    def parts(self) -> int:
+        """Cycles in which a word enters or leaves."""
+        return WORD_BYTES // self.port_bytes
+
+    @property
+    def frame_parts(self) -> int:
+        """Parts of the words of a full frame."""
+        return self.frame_words * self.parts
 
     @property
     def beat_bytes(self) -> int:
-        """Width of the internal datapath, at least a trailer; a narrower PHY takes more beats."""
+        """Width of the internal datapath; a narrower PHY takes more beats.
+
+        It is at least a trailer, unless words pass in parts.
+        """
+        if self.port_bytes < WORD_BYTES:
+            return self.port_bytes
         return max(self.phy_bytes, TRAILER_BYTES)
 
     @property
-    def word_beats(self) -> int:
-        """Beats of `beat_bytes` in a word."""
-        return WORD_BYTES // self.beat_bytes
+    def part_beats(self) -> int:
+        """Beats of `beat_bytes` in a part of a word."""
+        return self.port_bytes // self.beat_bytes
+
+    @property
+    def trailer_beats(self) -> int:
+        """Beats of `beat_bytes` in which a trailer passes; it is alone in its last beat."""
+        return -(-TRAILER_BYTES // self.beat_bytes)
 
     @property
     def frame_bytes(self) -> int:

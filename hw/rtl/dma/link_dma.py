@@ -5,13 +5,13 @@ memory when there is room for it, and a burst to memory begins when its words ar
 memory bus never waits for a link or for another device.
 """
 
-from amaranth.hdl import Module, Mux, Signal, unsigned
+from amaranth.hdl import Const, Module, Mux, Signal, unsigned
 from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out
 
 from fpgapipe.hw.hls_models.isa.instructions import LINK, WORD_BYTES, ErrorCode
 from fpgapipe.hw.hls_models.model.dma import burst_words
-from fpgapipe.hw.hls_models.model.link_dma import SEND_WORDS, STREAM_BYTES
+from fpgapipe.hw.hls_models.model.link_dma import STREAM_BYTES, send_words
 from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec
 from fpgapipe.hw.hls_models.spec.link import NUM_CHANNELS
 from fpgapipe.hw.rtl.dma.load import LoadEngine
@@ -19,7 +19,7 @@ from fpgapipe.hw.rtl.dma.store import StoreEngine
 from fpgapipe.hw.rtl.lib.axi import AxiRead, AxiWrite, Slice
 from fpgapipe.hw.rtl.lib.memory import BlockMemory, BlockMemorySpec
 from fpgapipe.hw.rtl.lib.queue import WordFifo, issue_layout
-from fpgapipe.hw.rtl.link.link_beats import WORD
+from fpgapipe.hw.rtl.link.link_beats import word_layout
 
 NUM_PACKETS = 8
 """Largest number of instructions inside an engine; the sequencer issues no more."""
@@ -95,6 +95,21 @@ def _members(spec):
     }
 
 
+def link_parts(spec: CoreSpec) -> int:
+    """Parts in which a word enters or leaves the links of a core."""
+    return WORD_BYTES // spec.link_port_bytes
+
+
+def last_part(m, moves, parts):
+    """Return whether the part of a word that moves is its last one, and whether it is its first."""
+    if parts == 1:
+        return Const(1), Const(1)
+    part = Signal(range(parts))
+    with m.If(moves):
+        m.d.sync += part.eq(part + 1)
+    return part == parts - 1, part == 0
+
+
 def _take(m, engine, inner, packets):
     """Pass an engine's instructions to the engine inside it and to the queue of packets."""
     body, transfer = engine.i.payload.body, inner.i.payload.body
@@ -122,7 +137,7 @@ class SendEngine(wiring.Component):
 
     The first request is on the bus 7 cycles after the instruction was taken. A packet's first word
     is at the link 4 cycles after its first beat was taken, if the link has taken all words before.
-    A packet takes one cycle more than it has words. At most `SEND_WORDS` words and
+    A packet takes one cycle more than it has words. At most `send_words` words and
     `spec.outstanding` bursts are requested or buffered, so the bus never waits for the link.
 
     An error is reported at once. The words in the buffer are not sent, so packets before the error
@@ -142,7 +157,7 @@ class SendEngine(wiring.Component):
         The link is off or has stopped, which is an error while an instruction is under way.
     axi : Out(AxiRead(bus_bytes))
         Read port of the memory bus.
-    o : Out(stream.Signature(WORD)).array(3)
+    o : Out(stream.Signature(word_layout(link_port_bytes))).array(3)
         Channels of the link.
     done : Out(1)
         High for one cycle when an instruction is done: the link has taken its last word.
@@ -165,7 +180,7 @@ class SendEngine(wiring.Component):
             {
                 **_members(spec),
                 "axi": Out(AxiRead(spec.bus_bytes)),
-                "o": Out(stream.Signature(WORD)).array(NUM_CHANNELS),
+                "o": Out(stream.Signature(word_layout(spec.link_port_bytes))).array(NUM_CHANNELS),
             }
         )
 
@@ -173,13 +188,16 @@ class SendEngine(wiring.Component):
         m = Module()
         m.submodules.load = load = LoadEngine(self.spec, has_scratchpad=False)
         m.submodules.packets = packets = WordFifo(_PACKET, NUM_PACKETS)
-        m.submodules.words = words = BlockFifo(WORD.size, SEND_WORDS)
-        m.submodules.out = out = Slice(data.StructLayout({"word": WORD, "channel": 2, "index": 32}))
+        layout, parts = word_layout(self.spec.link_port_bytes), link_parts(self.spec)
+        most = send_words(self.spec)
+        m.submodules.words = words = BlockFifo(layout.size, parts * most)
+        item = data.StructLayout({"word": layout, "channel": 2, "index": 32})
+        m.submodules.out = out = Slice(item)
         wiring.connect(m, load.axi, wiring.flipped(self.axi))
         _take(m, self, load, packets)
 
         # There is always room in the buffer for all words that are requested.
-        room = Signal(range(SEND_WORDS + 1), init=SEND_WORDS)
+        room = Signal(range(most + 1), init=most)
         asked = Signal(range(WORD_BYTES + 1))
         stopped = Signal()
         m.d.comb += [
@@ -190,22 +208,24 @@ class SendEngine(wiring.Component):
             load.o.ready.eq(1),
             load.halt.eq(self.halt | stopped),
         ]
-        m.d.sync += room.eq(room - asked + (words.o.valid & words.o.ready))
+        moves = Signal()
+        at_end, at_begin = last_part(m, moves, parts)
+        m.d.sync += room.eq(room - asked + (words.o.valid & words.o.ready & at_end))
 
-        # The tag is sent before a packet's first word.
-        head, word = packets.o.payload, data.View(WORD, words.o.payload)
-        in_words, moves = Signal(), Signal()
+        # The tag is sent before a packet's first word, and is in the first part of its own word.
+        head, word = packets.o.payload, data.View(layout, words.o.payload)
+        in_words = Signal()
         m.d.comb += [
             out.i.payload.channel.eq(head.channel),
             out.i.payload.index.eq(head.index),
-            out.i.payload.word.data.eq(Mux(in_words, word.data, head.stream)),
+            out.i.payload.word.data.eq(Mux(in_words, word.data, Mux(at_begin, head.stream, 0))),
             out.i.payload.word.last.eq(in_words & word.last),
             out.i.valid.eq(words.o.valid & packets.o.valid),
             moves.eq(out.i.valid & out.i.ready),
             words.o.ready.eq(packets.o.valid & out.i.ready & in_words),
             packets.o.ready.eq(moves & in_words & word.last),
         ]
-        with m.If(moves):
+        with m.If(moves & at_end):
             m.d.sync += in_words.eq(~(in_words & word.last))
 
         goes, ready = Signal(), 0
@@ -278,7 +298,7 @@ class ReceiveEngine(wiring.Component):
         waits for words.
     axi : Out(AxiWrite(bus_bytes))
         Write port of the memory bus.
-    i_words : In(stream.Signature(WORD)).array(3)
+    i_words : In(stream.Signature(word_layout(link_port_bytes))).array(3)
         Channels of the link.
     done : Out(1)
         High for one cycle when an instruction is done, in their order: all its bytes are in memory.
@@ -301,7 +321,9 @@ class ReceiveEngine(wiring.Component):
             {
                 **_members(spec),
                 "axi": Out(AxiWrite(spec.bus_bytes)),
-                "i_words": In(stream.Signature(WORD)).array(NUM_CHANNELS),
+                "i_words": In(stream.Signature(word_layout(spec.link_port_bytes))).array(
+                    NUM_CHANNELS
+                ),
             }
         )
 
@@ -310,7 +332,8 @@ class ReceiveEngine(wiring.Component):
         depth = max(2 * burst_words(self.spec), 4)
         m.submodules.store = store = StoreEngine(self.spec, has_scratchpad=False)
         m.submodules.packets = packets = WordFifo(_PACKET, NUM_PACKETS)
-        m.submodules.words = words = BlockFifo(8 * WORD_BYTES, depth)
+        layout, parts = word_layout(self.spec.link_port_bytes), link_parts(self.spec)
+        m.submodules.words = words = BlockFifo(8 * self.spec.link_port_bytes, parts * depth)
         wiring.connect(m, store.axi, wiring.flipped(self.axi))
         wiring.connect(m, words.o, store.i_words)
         _take(m, self, store, packets)
@@ -330,7 +353,7 @@ class ReceiveEngine(wiring.Component):
         # Words come from the channel of the oldest packet.
         head, gate = packets.o.payload, store.gate
         valid, ready, awaited = Signal(), Signal(), Signal()
-        word = Signal(WORD)
+        word = Signal(layout)
         for channel, i in enumerate(self.i_words):
             mine = head.channel == channel
             m.d.comb += i.ready.eq(ready & mine)
@@ -365,7 +388,8 @@ class ReceiveEngine(wiring.Component):
             push.eq(words.i.valid & words.i.ready),
             claimed.eq(Mux(gate.taken, gate.words + 1, 0)),
         ]
-        m.d.sync += have.eq(have + push - claimed)
+        at_end, at_begin = last_part(m, valid & ready, parts)
+        m.d.sync += have.eq(have + (push & at_end) - claimed)
 
         with m.FSM():
             with m.State("TAG"):
@@ -373,8 +397,10 @@ class ReceiveEngine(wiring.Component):
                     awaited.eq(packets.o.valid),
                     ready.eq(packets.o.valid & ~stopped & ~lost),
                 ]
-                with m.If(ready & valid):
-                    m.d.sync += [tag.eq(word.data), is_short.eq(word.last)]
+                with m.If(ready & valid & at_begin):
+                    m.d.sync += tag.eq(word.data)
+                with m.If(ready & valid & at_end):
+                    m.d.sync += is_short.eq(word.last)
                     m.next = "CHECK"
             with m.State("CHECK"):
                 with m.If((tag != head.stream) | is_short):

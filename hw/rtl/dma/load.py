@@ -17,7 +17,7 @@ from fpgapipe.hw.rtl.dma.dma import (
 )
 from fpgapipe.hw.rtl.dma.scratchpad import WritePort
 from fpgapipe.hw.rtl.lib.axi import AxiRead, Slice, drive_request
-from fpgapipe.hw.rtl.link.link_beats import WORD
+from fpgapipe.hw.rtl.link.link_beats import word_layout
 
 
 class LoadEngine(wiring.Component):
@@ -54,9 +54,9 @@ class LoadEngine(wiring.Component):
         Read port of the memory bus.
     write : Out(WritePort)
         Words for the scratchpad. Addresses are multiples of 64 and masks are full.
-    o : Out(stream.Signature(WORD))
-        Without a scratchpad, in place of `write`: words as they are in memory; the last word of an
-        instruction is marked.
+    o : Out(stream.Signature(word_layout(link_port_bytes)))
+        Without a scratchpad, in place of `write`: words as they are in memory, or the parts that
+        links take; the last one of an instruction is marked.
     gate : Out(BurstGate)
         Only without a scratchpad: asks whether there is room for a burst.
     done : Out(1)
@@ -80,7 +80,10 @@ class LoadEngine(wiring.Component):
         burst_words(spec)  # refuses bursts that are too short
         target = {"write": Out(WritePort(spec.scratchpad.address_bits))}
         if not has_scratchpad:
-            target = {"o": Out(stream.Signature(WORD)), "gate": Out(BurstGate())}
+            target = {
+                "o": Out(stream.Signature(word_layout(spec.link_port_bytes))),
+                "gate": Out(BurstGate()),
+            }
         super().__init__(
             {
                 "i": In(stream.Signature(TRANSFER_LAYOUT)),
@@ -164,11 +167,12 @@ class LoadEngine(wiring.Component):
             with m.If(wrong):
                 m.d.sync += closed.eq(1)
 
-        # Beats are joined into words.
+        # Beats are joined into words, unless these go on in parts.
+        passes = not self._has_scratchpad and spec.link_port_bytes < WORD_BYTES
         word = data.StructLayout(
             {
                 "scratchpad": pad_bits,
-                "data": 8 * WORD_BYTES,
+                "data": 8 * (spec.bus_bytes if passes else WORD_BYTES),
                 "end": 1,
                 "code": 8,
                 "index": 32,
@@ -186,7 +190,16 @@ class LoadEngine(wiring.Component):
             last.eq(complete & (number == head.words)),
             queue.r_en.eq(last | (marker & words.i.ready)),
         ]
-        if word_beats == 1:
+        if passes:
+            part = Signal(range(word_beats))
+            m.d.comb += [
+                complete.eq(beat & (part == word_beats - 1)),
+                bad.eq(axi.rresp[1]),
+                words.i.payload.data.eq(axi.rdata),
+            ]
+            with m.If(beat):
+                m.d.sync += part.eq(part + 1)
+        elif word_beats == 1:
             m.d.comb += [
                 complete.eq(beat),
                 bad.eq(axi.rresp[1]),
@@ -208,12 +221,13 @@ class LoadEngine(wiring.Component):
                     was_bad.eq(bad & ~complete),
                     earlier.eq(collected[8 * spec.bus_bytes :]),
                 ]
+        goes = beat if passes else complete
         with m.If(last):
             m.d.sync += number.eq(0)
         with m.Elif(complete):
             m.d.sync += number.eq(number + 1)
         m.d.comb += [
-            words.i.valid.eq((complete | marker) & ~halted & ~failed),
+            words.i.valid.eq((goes | marker) & ~halted & ~failed),
             words.i.payload.scratchpad.eq(head.scratchpad + number),
             words.i.payload.end.eq(last & head.end),
             words.i.payload.code.eq(
@@ -221,7 +235,7 @@ class LoadEngine(wiring.Component):
             ),
             words.i.payload.index.eq(head.index),
         ]
-        with m.If(words.i.ready & (marker | (complete & bad))):
+        with m.If(words.i.ready & (marker | (goes & bad))):
             m.d.sync += [failed.eq(1), closed.eq(1)]
 
         # Words go to the scratchpad or to the stream, and an error goes to the sequencer.

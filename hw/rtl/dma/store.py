@@ -1,6 +1,6 @@
 """Gateware of the store engine, from the scratchpad to AXI writes: `hls_models.model.dma`."""
 
-from amaranth.hdl import Const, Module, Mux, Signal
+from amaranth.hdl import Cat, Const, Module, Mux, Signal
 from amaranth.lib import data, stream, wiring
 from amaranth.lib.fifo import SyncFIFOBuffered
 from amaranth.lib.wiring import In, Out
@@ -62,8 +62,8 @@ class StoreEngine(wiring.Component):
         Write port of the memory bus.
     read : Out(ReadPort)
         Words from the scratchpad. Addresses are multiples of 64.
-    i_words : In(stream.Signature(512))
-        Without a scratchpad, in place of `read`: words as they go to memory.
+    i_words : In(stream.Signature(8 * link_port_bytes))
+        Without a scratchpad, in place of `read`: words as they go to memory, or their parts.
     gate : Out(BurstGate)
         Only without a scratchpad: asks whether the words of a burst are there. A burst that it
         refuses is an error, which is reported in its order.
@@ -89,7 +89,7 @@ class StoreEngine(wiring.Component):
         source = {"read": Out(ReadPort(spec.scratchpad.address_bits))}
         if not has_scratchpad:
             source = {
-                "i_words": In(stream.Signature(8 * WORD_BYTES)),
+                "i_words": In(stream.Signature(8 * spec.link_port_bytes)),
                 "gate": Out(BurstGate()),
             }
         super().__init__(
@@ -114,6 +114,8 @@ class StoreEngine(wiring.Component):
         m = Module()
         spec, axi = self.spec, self.axi
         word_beats = WORD_BYTES // spec.bus_bytes
+        # Words come whole, or in as many parts as they have beats.
+        passes = not self._has_scratchpad and spec.link_port_bytes < WORD_BYTES
 
         generator = BurstGenerator(spec, has_scratchpad=self._has_scratchpad)
         m.submodules.generator = generator
@@ -180,11 +182,18 @@ class StoreEngine(wiring.Component):
         low, high = Signal(OFFSET_BITS, reset_less=True), Signal(OFFSET_BITS, reset_less=True)
         room = Signal(range(BUFFER_WORDS + 1), init=BUFFER_WORDS)
         step, last_word, leaves = Signal(), Signal(), Signal()
+        at_last, next_step = left == 0, step
+        if passes:
+            place = Signal(range(word_beats))
+            at_last &= place == word_beats - 1
+            next_step = step & (place == word_beats - 1)
+            with m.If(step):
+                m.d.sync += place.eq(place + 1)
         m.d.comb += [
             requests.i.payload.eq(next_word),
             requests.i.valid.eq(reading & (room != 0)),
             step.eq(requests.i.valid & requests.i.ready),
-            last_word.eq(left == 0),
+            last_word.eq(at_last),
             reader_free.eq(~reading | (step & last_word)),
         ]
         if self._has_scratchpad:
@@ -218,17 +227,25 @@ class StoreEngine(wiring.Component):
                 low.eq(burst.low),
                 high.eq(burst.high),
             ]
-        with m.Elif(step):
+        with m.Elif(next_step):
             m.d.sync += [next_word.eq(next_word + 1), left.eq(left - 1), low.eq(0)]
 
-        # A queue has for each requested word the bytes to write, and whether it ends a burst.
-        about = data.StructLayout({"low": OFFSET_BITS, "high": OFFSET_BITS, "last": 1})
+        # A queue has for each requested word the bytes to write, and whether it ends a burst. The
+        # bytes of a part are known when it is requested.
+        bits, about = 8 * WORD_BYTES, {"low": OFFSET_BITS, "high": OFFSET_BITS, "last": 1}
+        if passes:
+            bits, about = 8 * spec.bus_bytes, {"strobes": spec.bus_bytes, "last": 1}
+        about = data.StructLayout(about)
         m.submodules.abouts = abouts = SyncFIFOBuffered(width=about.size, depth=BUFFER_WORDS)
-        m.submodules.words = words = SyncFIFOBuffered(width=8 * WORD_BYTES, depth=BUFFER_WORDS)
+        m.submodules.words = words = SyncFIFOBuffered(width=bits, depth=BUFFER_WORDS)
         asked = Signal(about)
+        if passes:
+            end = Mux(left == 0, high, WORD_BYTES - 1)
+            wanted = [asked.strobes.eq(_strobes(place, low, end, spec.bus_bytes))]
+        else:
+            wanted = [asked.low.eq(low), asked.high.eq(Mux(last_word, high, WORD_BYTES - 1))]
         m.d.comb += [
-            asked.low.eq(low),
-            asked.high.eq(Mux(last_word, high, WORD_BYTES - 1)),
+            *wanted,
             asked.last.eq(last_word),
             abouts.w_data.eq(asked),
             abouts.w_en.eq(step),
@@ -250,20 +267,26 @@ class StoreEngine(wiring.Component):
             leaves.eq(moves & ends_word),
             words.r_en.eq(leaves),
             abouts.r_en.eq(leaves),
-            wanted.eq((ones << head.low) & (ones >> ~head.high)),
+            *([] if passes else [wanted.eq((ones << head.low) & (ones >> ~head.high))]),
             axi.wdata.eq(value),
             axi.wstrb.eq(strobes),
             axi.wlast.eq(last_beat),
             axi.wvalid.eq(sending),
         ]
         part = Signal(range(max(word_beats, 2)))
-        m.d.comb += ends_word.eq(part == word_beats - 1)
+        if passes:
+            m.d.comb += ends_word.eq(1)
+            beat, beat_strobes = words.r_data, head.strobes
+        else:
+            m.d.comb += ends_word.eq(part == word_beats - 1)
+            beat = words.r_data.word_select(part, 8 * spec.bus_bytes)
+            beat_strobes = wanted.word_select(part, spec.bus_bytes)
         with m.If(axi.wready | ~sending):
             m.d.sync += sending.eq(words.r_rdy)
         with m.If(moves):
             m.d.sync += [
-                value.eq(words.r_data.word_select(part, 8 * spec.bus_bytes)),
-                strobes.eq(Mux(stopped, 0, wanted.word_select(part, spec.bus_bytes))),
+                value.eq(beat),
+                strobes.eq(Mux(stopped, 0, beat_strobes)),
                 last_beat.eq(head.last & ends_word),
                 part.eq(Mux(ends_word, 0, part + 1)),
             ]
@@ -296,3 +319,10 @@ class StoreEngine(wiring.Component):
             self.idle.eq(~self.busy),
         ]
         return m
+
+
+def _strobes(part, low, high, num_bytes):
+    """Return which bytes of a part of a word, with `num_bytes`, are from `low` to `high`."""
+    lane_bits = (num_bytes - 1).bit_length()
+    places = [Cat(Const(byte, lane_bits), part) for byte in range(num_bytes)]
+    return Cat((place >= low) & (place <= high) for place in places)

@@ -87,7 +87,7 @@ def _applied(masks, value):
 
 
 class FrameCrc(wiring.Component):
-    """CRC of frames that come in beats; the last beat has the 12 bytes of the trailer.
+    """CRC of frames that come in beats; the last beat has the end of the trailer and the CRC.
 
     The latency is 2 cycles and the throughput one beat per cycle. The first stage computes the
     contribution of a beat, which has no loop. The second adds it to the CRC of the beats before,
@@ -96,7 +96,7 @@ class FrameCrc(wiring.Component):
     Parameters
     ----------
     beat_bytes : int
-        Bytes of a beat, at least 16.
+        Bytes of a beat, at least 4. The last beat has at most 16.
 
     Members
     -------
@@ -105,8 +105,8 @@ class FrameCrc(wiring.Component):
     valid : In(1)
         Whether there is a beat.
     ends : In(1)
-        Whether the beat is the trailer. Then its lowest 96 bits count, and the next beat begins a
-        frame.
+        Whether the beat is the last one. Then the bytes of the trailer in front of the CRC count,
+        of which there are 12 at most, and the next beat begins a frame.
     data : In(8 * beat_bytes)
         The beat.
     crc : Out(32)
@@ -115,6 +115,7 @@ class FrameCrc(wiring.Component):
 
     def __init__(self, beat_bytes):
         self._bits = 8 * beat_bytes
+        self._last_bits = min(self._bits, 8 * TRAILER_BYTES) - CRC_BITS
         super().__init__(
             {
                 "advance": In(1),
@@ -127,19 +128,40 @@ class FrameCrc(wiring.Component):
 
     def elaborate(self, platform):  # noqa: D102
         m = Module()
+        if not self._last_bits:
+            return self._of_words(m)
         term = Signal(CRC_BITS, reset_less=True)
         has_term, term_ends = Signal(), Signal(reset_less=True)
         state = Signal(CRC_BITS, init=ONES)
         with m.If(self.advance):
             m.d.sync += [has_term.eq(self.valid), term_ends.eq(self.ends)]
             with m.If(self.valid & self.ends):
-                body = self.data[:TRAILER_BODY_BITS]
-                m.d.sync += term.eq(_applied(data_masks(TRAILER_BODY_BITS), body))
+                body = self.data[: self._last_bits]
+                m.d.sync += term.eq(_applied(data_masks(self._last_bits), body))
             with m.Elif(self.valid):
                 m.d.sync += term.eq(_applied(data_masks(self._bits), self.data))
             with m.If(has_term):
                 after = _applied(state_masks(self._bits), state) ^ term
                 m.d.sync += state.eq(Mux(term_ends, ONES, after))
             with m.If(has_term & term_ends):
-                m.d.sync += self.crc.eq(~(_applied(state_masks(TRAILER_BODY_BITS), state) ^ term))
+                m.d.sync += self.crc.eq(~(_applied(state_masks(self._last_bits), state) ^ term))
+        return m
+
+    def _of_words(self, m):
+        """Take beats as wide as the CRC itself, which are added to it before it is shifted.
+
+        The last beat has the CRC alone.
+        """
+        term = Signal(CRC_BITS, reset_less=True)
+        has_term, term_ends = Signal(), Signal(reset_less=True)
+        state = Signal(CRC_BITS, init=ONES)
+        after = _applied(state_masks(self._bits), state ^ term)
+        with m.If(self.advance):
+            m.d.sync += [has_term.eq(self.valid), term_ends.eq(self.ends)]
+            with m.If(self.valid):
+                m.d.sync += term.eq(self.data)
+            with m.If(has_term):
+                m.d.sync += state.eq(Mux(term_ends, ONES, after))
+            with m.If(has_term & term_ends):
+                m.d.sync += self.crc.eq(~state)
         return m

@@ -8,12 +8,11 @@ from fpgapipe.hw.hls_models.spec.link import (
     DELIVERED_BITS,
     NUM_CHANNELS,
     SESSION_BITS,
-    TRAILER_BYTES,
     LinkEngineSpec,
     LinkState,
 )
 from fpgapipe.hw.rtl.lib.axi import Slice
-from fpgapipe.hw.rtl.link.link_beats import WORD, Downsizer, Upsizer, beat_layout
+from fpgapipe.hw.rtl.link.link_beats import Downsizer, Upsizer, beat_layout, word_layout
 from fpgapipe.hw.rtl.link.link_receive import LinkReceiver
 from fpgapipe.hw.rtl.link.link_session import TAG_BITS, LinkHandshake
 from fpgapipe.hw.rtl.link.link_transmit import LinkTransmitter
@@ -53,10 +52,10 @@ class LinkEngine(wiring.Component):
 
     Members
     -------
-    i : In(stream.Signature(WORD)).array(3)
-        Words to the other end, by channel.
-    o : Out(stream.Signature(WORD)).array(3)
-        Words from the other end, by channel.
+    i : In(stream.Signature(word_layout(port_bytes))).array(3)
+        Words to the other end or their parts, by channel.
+    o : Out(stream.Signature(word_layout(port_bytes))).array(3)
+        Words from the other end or their parts, by channel.
     tx : Out(stream.Signature(beat_layout(phy_bytes)))
     rx : In(stream.Signature(beat_layout(phy_bytes)))
         Beats to and from the PHY. `rx` is always ready.
@@ -94,12 +93,12 @@ class LinkEngine(wiring.Component):
 
     def __init__(self, spec: LinkEngineSpec) -> None:
         self.spec = spec
-        beat = beat_layout(spec.phy_bytes)
+        beat, word = beat_layout(spec.phy_bytes), word_layout(spec.port_bytes)
         counts = Out(DELIVERED_BITS).array(NUM_CHANNELS)
         super().__init__(
             {
-                "i": In(stream.Signature(WORD)).array(NUM_CHANNELS),
-                "o": Out(stream.Signature(WORD)).array(NUM_CHANNELS),
+                "i": In(stream.Signature(word)).array(NUM_CHANNELS),
+                "o": Out(stream.Signature(word)).array(NUM_CHANNELS),
                 "tx": Out(stream.Signature(beat)),
                 "rx": In(stream.Signature(beat)),
                 "enable": In(1),
@@ -127,12 +126,12 @@ class LinkEngine(wiring.Component):
         m.submodules.transmitter = transmitter = between(LinkTransmitter(spec))
         m.submodules.receiver = receiver = between(LinkReceiver(spec))
         m.submodules.handshake = handshake = between(LinkHandshake(spec))
-        m.submodules.upsizer = upsizer = between(Upsizer(spec.phy_bytes))
+        m.submodules.upsizer = upsizer = between(Upsizer(spec.phy_bytes, spec.beat_bytes))
 
         # A beat that the PHY has been offered must stay, so this is not reset with the session.
         m.submodules.beats = beats = Slice(beat_layout(spec.beat_bytes))
         wiring.connect(m, transmitter.o, beats.i)
-        if spec.phy_bytes < TRAILER_BYTES:
+        if spec.phy_bytes < spec.beat_bytes:
             m.submodules.downsizer = downsizer = Downsizer(spec.phy_bytes)
             wiring.connect(m, beats.o, downsizer.i)
             wiring.connect(m, downsizer.o, wiring.flipped(self.tx))
@@ -194,6 +193,8 @@ class LinkEngine(wiring.Component):
             m.d.sync += [was_up.eq(1), met.eq(receiver.hello.session)]
 
         leaves = [port.valid & port.ready for port in self.o]
+        if spec.parts > 1:
+            leaves = self._last_parts(m, leaves, running)
         for number, leaves_here in enumerate(leaves):
             m.d.comb += [
                 handshake.last_delivered[number].eq(self.last_delivered[number]),
@@ -217,3 +218,15 @@ class LinkEngine(wiring.Component):
             self.credit_wait.eq(transmitter.waits),
         ]
         return m
+
+    def _last_parts(self, m, leaves, running):
+        """Whether parts of words leave, by channel, that are the last ones of their words."""
+        found = []
+        for number, moves in enumerate(leaves):
+            part = Signal(range(self.spec.parts), name=f"part{number}")
+            found.append(moves & (part == self.spec.parts - 1))
+            with m.If(~running):
+                m.d.sync += part.eq(0)
+            with m.Elif(moves):
+                m.d.sync += part.eq(part + 1)
+        return found

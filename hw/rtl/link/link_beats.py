@@ -7,8 +7,10 @@ from amaranth.lib.wiring import In, Out
 from fpgapipe.hw.hls_models.isa.instructions import WORD_BYTES
 from fpgapipe.hw.hls_models.spec.link import TRAILER_BYTES, WINDOW
 
-WORD = data.StructLayout({"data": 8 * WORD_BYTES, "last": 1})
-"""A word of a channel, and whether it ends a packet."""
+
+def word_layout(num_bytes: int = WORD_BYTES) -> data.StructLayout:
+    """Layout of a word of a channel or of its parts, and whether it is the last of a packet."""
+    return data.StructLayout({"data": 8 * num_bytes, "last": 1})
 
 
 def beat_layout(num_bytes: int) -> data.StructLayout:
@@ -65,11 +67,16 @@ class Downsizer(wiring.Component):
 
 
 class Upsizer(wiring.Component):
-    """Joins beats of a PHY into beats of at least 16 bytes, and checks whether they are sound.
+    """Joins beats of a PHY into beats of the link, and checks whether they are sound.
 
     A beat leaves 1 cycle after its last part; the throughput is one beat of the PHY per cycle. A
     beat is not sound if the frame ends before all its parts have come, or if ``keep`` of one of its
     parts is wrong. Later beats of the same frame may be sound again.
+
+    Parameters
+    ----------
+    phy_bytes, beat_bytes : int
+        Width of either, as in `LinkEngineSpec`: the same, or 16 bytes for those of the link.
 
     Members
     -------
@@ -77,7 +84,7 @@ class Upsizer(wiring.Component):
         Beats of the PHY; always ready.
     valid : Out(1)
         Whether there is a beat.
-    data : Out(8 * max(phy_bytes, 16))
+    data : Out(8 * beat_bytes)
         The beat.
     last : Out(1)
         Whether the beat ends a frame.
@@ -85,9 +92,8 @@ class Upsizer(wiring.Component):
         Whether all parts of the beat came, with the right bytes.
     """
 
-    def __init__(self, phy_bytes):
-        self._bytes = phy_bytes
-        self._beat_bytes = max(phy_bytes, TRAILER_BYTES)
+    def __init__(self, phy_bytes, beat_bytes):
+        self._bytes, self._beat_bytes = phy_bytes, beat_bytes
         super().__init__(
             {
                 "i": In(stream.Signature(beat_layout(phy_bytes))),
@@ -105,7 +111,7 @@ class Upsizer(wiring.Component):
         ones = (1 << self._bytes) - 1
         last_keep = FRAME_BEAT_LAST_KEEP & ones
         is_kept = beat.keep == Mux(beat.last, last_keep, ones)
-        if self._bytes >= TRAILER_BYTES:
+        if self._bytes == self._beat_bytes:
             m.d.sync += self.valid.eq(self.i.valid)
             with m.If(self.i.valid):
                 m.d.sync += [

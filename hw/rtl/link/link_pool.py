@@ -1,6 +1,6 @@
 """Bookkeeping of a link's receiver: the free slots, and the order of each channel's frames."""
 
-from amaranth.hdl import Module, Mux, Signal
+from amaranth.hdl import Cat, Const, Module, Mux, Signal
 from amaranth.lib import data, wiring
 from amaranth.lib.memory import Memory
 from amaranth.lib.wiring import In, Out
@@ -91,6 +91,8 @@ class ReceiveChannel(wiring.Component):
         Slots of the channel and words of a full frame, as in `LinkEngineSpec`.
     slot_bits : int
         Width of a slot's number in the pool, bits.
+    parts : int
+        Parts of a word that are delivered one by one.
 
     Members
     -------
@@ -104,15 +106,15 @@ class ReceiveChannel(wiring.Component):
         The frame is kept: its sequence number is within the `slots` numbers from the next frame to
         deliver on, and the frame is not there already.
     head_valid : Out(1)
-        Whether there is a word to deliver.
+        Whether there is a word, or a part of one, to deliver.
     head_slot, head_word : Out
-        Slot of that word, and its number in the frame.
+        Slot of that word, and its number in the frame; of a part, that among all parts.
     head_last : Out(1)
-        Whether the word ends a packet.
+        Whether it ends a packet.
     head_ends : Out(1)
-        Whether the word is the last one of its frame.
+        Whether it is the last one of its frame.
     take : In(1)
-        The word is delivered; only with `head_valid`.
+        It is delivered; only with `head_valid`.
     freed : Out(7)
         Number of frames whose words have all been delivered, modulo 128.
 
@@ -125,8 +127,8 @@ class ReceiveChannel(wiring.Component):
         Signals for proofs: `words` and `last` of the head's frame.
     """
 
-    def __init__(self, slots, frame_words, slot_bits):
-        self._slots = slots
+    def __init__(self, slots, frame_words, slot_bits, parts=1):
+        self._slots, self._parts = slots, parts
         self._frame = data.StructLayout({"slot": slot_bits, "words": 5, "last": 1})
         self.present = Signal(slots)
         self.next = Signal(SEQUENCE_BITS)
@@ -141,7 +143,7 @@ class ReceiveChannel(wiring.Component):
                 "entered": Out(1),
                 "head_valid": Out(1),
                 "head_slot": Out(slot_bits),
-                "head_word": Out(range(max(frame_words, 2))),
+                "head_word": Out(range(max(frame_words * parts, 2))),
                 "head_last": Out(1),
                 "head_ends": Out(1),
                 "take": In(1),
@@ -168,9 +170,10 @@ class ReceiveChannel(wiring.Component):
 
         # A frame is present until its last word is taken; `next` increases when it is loaded.
         words, ends_packet = self.words, self.ends_packet
+        at_end = Const(self._parts - 1, self._parts.bit_length() - 1)
         frees, loads = Signal(), Signal()
         m.d.comb += [
-            self.head_ends.eq(self.head_word == words),
+            self.head_ends.eq(self.head_word == Cat(at_end, words)),
             self.head_last.eq(self.head_ends & ends_packet),
             frees.eq(self.take & self.head_ends),
             loads.eq((~self.head_valid | frees) & self.present.bit_select(self.next[:bits], 1)),

@@ -4,7 +4,6 @@ from amaranth.hdl import Cat, Module, Mux, Signal
 from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out
 
-from fpgapipe.hw.hls_models.isa.instructions import WORD_BYTES
 from fpgapipe.hw.hls_models.spec.link import (
     NUM_CHANNELS,
     NUMBER_BITS,
@@ -19,7 +18,7 @@ from fpgapipe.hw.rtl.lib.layouts import layout_of
 from fpgapipe.hw.rtl.lib.memory import BlockMemory, BlockMemorySpec
 from fpgapipe.hw.rtl.lib.queue import WordFifo
 from fpgapipe.hw.rtl.link.crc import CRC_BITS, TRAILER_BODY_BITS, FrameCrc
-from fpgapipe.hw.rtl.link.link_beats import FEEDBACK, WORD
+from fpgapipe.hw.rtl.link.link_beats import FEEDBACK, word_layout
 from fpgapipe.hw.rtl.link.link_pool import ReceiveChannel, SlotPool
 from fpgapipe.hw.rtl.link.link_session import HELLO_LAYOUT
 
@@ -51,11 +50,11 @@ class FrameVerdict(wiring.Component):
         A free slot. Without one, a frame with words is lost.
     slot_take : Out(1)
         The slot is taken for the frame that ends, whether this is damaged or not.
-    write : Out(word_beats)
+    write : Out(part_beats)
     write_slot, write_word : Out
-    write_data : Out(512)
-        A part of a word for the memory: which part, its slot, its word in the slot, and the data,
-        repeated for every part.
+    write_data : Out(8 * port_bytes)
+        A beat for the memory: its place in the row, its slot, its row in the slot, and the data,
+        repeated for every place.
     done : Out(1)
         There is a verdict.
     good : Out(1)
@@ -79,10 +78,10 @@ class FrameVerdict(wiring.Component):
                 "slot_valid": In(1),
                 "slot": In(slot_bits),
                 "slot_take": Out(1),
-                "write": Out(spec.word_beats),
+                "write": Out(spec.part_beats),
                 "write_slot": Out(slot_bits),
-                "write_word": Out(range(max(spec.frame_words, 2))),
-                "write_data": Out(8 * WORD_BYTES),
+                "write_word": Out(range(max(spec.frame_parts, 2))),
+                "write_data": Out(8 * spec.port_bytes),
                 "done": Out(1),
                 "good": Out(1),
                 "trailer": Out(TRAILER_BODY_BITS),
@@ -102,40 +101,13 @@ class FrameVerdict(wiring.Component):
             crc.data.eq(self.data),
         ]
 
-        # All beats of a frame but the last are words. `word` stops when there are too many.
-        word, part = Signal(range(spec.frame_words + 1)), Signal(range(max(spec.word_beats, 2)))
-        spoiled, begun, full = Signal(), Signal(), Signal()
-        is_payload = self.valid & ~self.last
-        m.d.comb += [
-            full.eq(word == spec.frame_words),
-            self.write.eq(Mux(is_payload & self.slot_valid & ~full, 1 << part, 0)),
-            self.write_slot.eq(self.slot),
-            self.write_word.eq(word),
-            self.write_data.eq(self.data.replicate(spec.word_beats)),
-            self.slot_take.eq(self.valid & self.last & begun & self.slot_valid),
-        ]
-        with m.If(self.valid & self.last):
-            m.d.sync += [word.eq(0), part.eq(0), spoiled.eq(0), begun.eq(0)]
-        with m.Elif(is_payload):
-            m.d.sync += begun.eq(1)
-            with m.If(~self.sound | ~self.slot_valid | full):
-                m.d.sync += spoiled.eq(1)
-            with m.Elif(part == spec.word_beats - 1):
-                m.d.sync += [part.eq(0), word.eq(word + 1)]
-            with m.Else():
-                m.d.sync += part.eq(part + 1)
-
         # The first stage has the trailer as it came, and whether the words before it are sound.
         ended, whole = Signal(), Signal(reset_less=True)
         trailer = [Signal(8 * TRAILER_BYTES, name=f"trailer{i}", reset_less=True) for i in range(2)]
-        words = Signal(range(spec.frame_words + 1), reset_less=True)
+        words = Signal(range(spec.frame_parts + 1), reset_less=True)
+        take = self._take_beats if spec.trailer_beats == 1 else self._take_parts
+        take(m, trailer[0], words, whole)
         m.d.sync += ended.eq(self.valid & self.last)
-        with m.If(self.valid & self.last):
-            m.d.sync += [
-                trailer[0].eq(self.data),
-                words.eq(word),
-                whole.eq(self.sound & ~spoiled & (part == 0)),
-            ]
 
         # The second stage finds out whether the trailer makes sense, while the CRC is computed.
         checked, sane = Signal(), Signal(reset_less=True)
@@ -148,7 +120,7 @@ class FrameVerdict(wiring.Component):
                 with m.Case(FrameKind.DATA):
                     m.d.sync += sane.eq(
                         whole
-                        & (words == fields.words + 1)
+                        & (words == (fields.words + 1) << spec.parts.bit_length() - 1)
                         & (fields.channel < NUM_CHANNELS)
                         & ~fields.reserved
                     )
@@ -180,6 +152,74 @@ class FrameVerdict(wiring.Component):
         m.d.comb += [self.has_slot.eq(slots[-1][0]), self.frame_slot.eq(slots[-1][1])]
         return m
 
+    def _take_beats(self, m, trailer, words, whole):
+        """Take beats, the last of which is the trailer."""
+        spec = self.spec
+        # All beats of a frame but the last are words. `word` stops when there are too many.
+        word = Signal(range(spec.frame_parts + 1))
+        part = Signal(range(max(spec.part_beats, 2)))
+        spoiled, begun, full = Signal(), Signal(), Signal()
+        is_payload = self.valid & ~self.last
+        m.d.comb += [
+            full.eq(word == spec.frame_parts),
+            self.write.eq(Mux(is_payload & self.slot_valid & ~full, 1 << part, 0)),
+            self.write_slot.eq(self.slot),
+            self.write_word.eq(word),
+            self.write_data.eq(self.data.replicate(spec.part_beats)),
+            self.slot_take.eq(self.valid & self.last & begun & self.slot_valid),
+        ]
+        with m.If(self.valid & self.last):
+            m.d.sync += [word.eq(0), part.eq(0), spoiled.eq(0), begun.eq(0)]
+        with m.Elif(is_payload):
+            m.d.sync += begun.eq(1)
+            with m.If(~self.sound | ~self.slot_valid | full):
+                m.d.sync += spoiled.eq(1)
+            with m.Elif(part == spec.part_beats - 1):
+                m.d.sync += [part.eq(0), word.eq(word + 1)]
+            with m.Else():
+                m.d.sync += part.eq(part + 1)
+        with m.If(self.valid & self.last):
+            m.d.sync += [
+                trailer.eq(self.data),
+                words.eq(word),
+                whole.eq(self.sound & ~spoiled & (part == 0)),
+            ]
+
+    def _take_parts(self, m, trailer, words, whole):
+        """Take beats, the last few of which are parts of the trailer.
+
+        Which these are is known when the last one has come. So all are written as if they were
+        words, as far as a slot has room.
+        """
+        spec, few = self.spec, self.spec.trailer_beats - 1
+        beat = Signal(range(spec.frame_parts + few + 1))
+        spoiled, unkept, begun, full = Signal(), Signal(), Signal(), Signal()
+        is_inner = self.valid & ~self.last
+        m.d.comb += [
+            full.eq(beat == spec.frame_parts + few),
+            begun.eq(beat > few),
+            self.write.eq(is_inner & self.slot_valid & (beat < spec.frame_parts)),
+            self.write_slot.eq(self.slot),
+            self.write_word.eq(beat),
+            self.write_data.eq(self.data),
+            self.slot_take.eq(self.valid & self.last & begun & self.slot_valid),
+        ]
+        with m.If(self.valid):
+            m.d.sync += trailer.eq(Cat(trailer, self.data)[len(self.data) :])
+        with m.If(self.valid & self.last):
+            m.d.sync += [
+                *(each.eq(0) for each in (beat, spoiled, unkept)),
+                words.eq(beat - few),
+                whole.eq(self.sound & ~spoiled & ~(unkept & begun) & (beat >= few)),
+            ]
+        with m.Elif(is_inner):
+            with m.If(~self.sound | full):
+                m.d.sync += spoiled.eq(1)
+            with m.Else():
+                m.d.sync += beat.eq(beat + 1)
+            with m.If(~self.slot_valid):
+                m.d.sync += unkept.eq(1)
+
 
 class LinkReceiver(wiring.Component):
     """Accepts frames, sound or damaged, and delivers the words of each channel in order.
@@ -193,8 +233,8 @@ class LinkReceiver(wiring.Component):
     data : In(8 * beat_bytes)
     last, sound : In(1)
         A beat of `Upsizer`.
-    o : Out(stream.Signature(WORD)).array(3)
-        Words, by channel.
+    o : Out(stream.Signature(word_layout(port_bytes))).array(3)
+        Words or their parts, by channel.
     up : In(1)
         Whether DATA and CONTROL frames are accepted.
     peer : In(8)
@@ -217,7 +257,8 @@ class LinkReceiver(wiring.Component):
         self.spec = spec
         self.pool = SlotPool(sum(spec.slots) + SPARE_SLOTS)
         self.channels = [
-            ReceiveChannel(slots, spec.frame_words, self.pool.bits) for slots in spec.slots
+            ReceiveChannel(slots, spec.frame_words, self.pool.bits, spec.parts)
+            for slots in spec.slots
         ]
         super().__init__(
             {
@@ -225,7 +266,7 @@ class LinkReceiver(wiring.Component):
                 "data": In(8 * spec.beat_bytes),
                 "last": In(1),
                 "sound": In(1),
-                "o": Out(stream.Signature(WORD)).array(NUM_CHANNELS),
+                "o": Out(stream.Signature(word_layout(spec.port_bytes))).array(NUM_CHANNELS),
                 "up": In(1),
                 "peer": In(SESSION_BITS // 2),
                 "hello_valid": Out(1),
@@ -334,11 +375,11 @@ class LinkReceiver(wiring.Component):
     def _deliver(self, m, verdict):
         """Move words from the memory to the channels' outputs."""
         spec, pool, channels = self.spec, self.pool, self.channels
-        word_bits = spec.frame_words.bit_length() - 1
+        word_bits = spec.frame_parts.bit_length() - 1
         m.submodules.memory = memory = BlockMemory(
             BlockMemorySpec(
-                (sum(spec.slots) + SPARE_SLOTS) * spec.frame_words,
-                8 * WORD_BYTES,
+                (sum(spec.slots) + SPARE_SLOTS) * spec.frame_parts,
+                8 * spec.port_bytes,
                 8 * spec.beat_bytes,
             )
         )
@@ -360,7 +401,9 @@ class LinkReceiver(wiring.Component):
         with m.If(can_free):
             m.d.sync += pool.release_valid.eq(0)
         for number, each in enumerate(channels):
-            m.submodules[f"output{number}"] = fifo = WordFifo(WORD, OUTPUT_WORDS)
+            m.submodules[f"output{number}"] = fifo = WordFifo(
+                word_layout(spec.port_bytes), OUTPUT_WORDS
+            )
             room = Signal(range(OUTPUT_WORDS + 1), init=OUTPUT_WORDS, name=f"room{number}")
             leaves = fifo.o.valid & fifo.o.ready
             wiring.connect(m, fifo.o, wiring.flipped(self.o[number]))

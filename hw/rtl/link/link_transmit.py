@@ -3,12 +3,11 @@
 It turns words into frames, and keeps each frame until the other end has delivered its words.
 """
 
-from amaranth.hdl import Array, Cat, Module, Mux, Signal
+from amaranth.hdl import Array, Cat, Const, Module, Mux, Signal
 from amaranth.lib import data, stream, wiring
 from amaranth.lib.memory import Memory
 from amaranth.lib.wiring import In, Out
 
-from fpgapipe.hw.hls_models.isa.instructions import WORD_BYTES
 from fpgapipe.hw.hls_models.spec.link import (
     NUM_CHANNELS,
     NUMBER_BITS,
@@ -21,7 +20,12 @@ from fpgapipe.hw.hls_models.spec.link import (
 from fpgapipe.hw.rtl.lib.layouts import layout_of
 from fpgapipe.hw.rtl.lib.memory import BlockMemory, BlockMemorySpec
 from fpgapipe.hw.rtl.link.crc import TRAILER_BODY_BITS, FrameCrc
-from fpgapipe.hw.rtl.link.link_beats import FEEDBACK, FRAME_BEAT_LAST_KEEP, WORD, beat_layout
+from fpgapipe.hw.rtl.link.link_beats import (
+    FEEDBACK,
+    FRAME_BEAT_LAST_KEEP,
+    beat_layout,
+    word_layout,
+)
 from fpgapipe.hw.rtl.link.link_receive import chosen
 from fpgapipe.hw.rtl.link.link_session import HELLO_LAYOUT
 from fpgapipe.hw.rtl.link.link_window import FillWindow, TransmissionWindow
@@ -56,8 +60,8 @@ class FramePacker(wiring.Component):
         There is a job inside whose trailer has not been built.
     read : Out(1)
     read_row : Out
-    read_data : In(512)
-        Read port of the memory of words.
+    read_data : In(8 * port_bytes)
+        Read port of the memory of words or their parts.
     answer : In(FEEDBACK)
     hello : In(HELLO_LAYOUT)
     session : In(8)
@@ -70,14 +74,14 @@ class FramePacker(wiring.Component):
 
     def __init__(self, spec: LinkEngineSpec) -> None:
         self.spec = spec
-        self.rows = BlockMemorySpec(sum(spec.slots) * spec.frame_words, 8 * WORD_BYTES, 8)
+        self.rows = BlockMemorySpec(sum(spec.slots) * spec.frame_parts, 8 * spec.port_bytes, 8)
         super().__init__(
             {
                 "job": In(stream.Signature(job_layout(spec))),
                 "busy": Out(1),
                 "read": Out(1),
                 "read_row": Out(self.rows.row_bits),
-                "read_data": In(8 * WORD_BYTES),
+                "read_data": In(8 * spec.port_bytes),
                 "answer": In(FEEDBACK),
                 "hello": In(HELLO_LAYOUT),
                 "session": In(SESSION_BITS // 2),
@@ -90,20 +94,28 @@ class FramePacker(wiring.Component):
     def elaborate(self, platform):  # noqa: D102
         m = Module()
         spec = self.spec
-        word_bits = spec.frame_words.bit_length() - 1
+        word_bits = spec.frame_parts.bit_length() - 1
+        at_end = Const(spec.parts - 1, spec.parts.bit_length() - 1)
         advance = self.o.ready
 
         # What is fetched next: a word, or the frame's trailer, which needs no read.
         fetching, at_trailer = Signal(), Signal()
-        word = Signal(range(max(spec.frame_words, 2)))
+        word = Signal(range(max(spec.frame_parts, 2)))
         job = Signal(job_layout(spec), reset_less=True)
         # What has been fetched: a word, at the memory's output, or a trailer, which is built now.
         fetched, is_trailer = Signal(), Signal()
-        part = Signal(range(max(spec.word_beats, 2)))
+        part = Signal(range(max(spec.part_beats, spec.trailer_beats, 2)))
         made = Signal(job_layout(spec), reset_less=True)
         moves, leaves, job_ends = Signal(), Signal(), Signal()
+        last_of_trailer, payload = is_trailer, self.read_data
+        at_last_beat = is_trailer | (part == spec.part_beats - 1)
+        if spec.trailer_beats > 1:
+            last_of_trailer = is_trailer & (part == spec.trailer_beats - 1)
+            at_last_beat = ~is_trailer | last_of_trailer
+        elif spec.parts == 1:
+            payload = self.read_data.word_select(part, 8 * spec.beat_bytes)
         m.d.comb += [
-            leaves.eq(fetched & advance & (is_trailer | (part == spec.word_beats - 1))),
+            leaves.eq(fetched & advance & at_last_beat),
             moves.eq(fetching & (~fetched | leaves)),
             job_ends.eq(moves & at_trailer),
             self.job.ready.eq(~fetching | job_ends),
@@ -121,7 +133,7 @@ class FramePacker(wiring.Component):
         with m.Elif(job_ends):
             m.d.sync += fetching.eq(0)
         with m.Elif(moves):
-            m.d.sync += [word.eq(word + 1), at_trailer.eq(word == job.words)]
+            m.d.sync += [word.eq(word + 1), at_trailer.eq(word == Cat(at_end, job.words))]
         with m.If(moves):
             m.d.sync += [fetched.eq(1), is_trailer.eq(at_trailer), part.eq(0)]
             with m.If(at_trailer):
@@ -134,6 +146,10 @@ class FramePacker(wiring.Component):
         # The trailer reports what is known in the cycle in which it is built.
         trailer = Signal(TRAILER_LAYOUT)
         is_hello = made.kind == FrameKind.HELLO
+        makes = fetched & is_trailer & advance
+        built = Mux(is_hello, self.hello.as_value(), trailer)
+        if spec.trailer_beats > 1:
+            makes, built = self._in_parts(m, built, part, makes)
         m.d.comb += [
             trailer.kind.eq(made.kind),
             trailer.session.eq(self.session),
@@ -146,8 +162,8 @@ class FramePacker(wiring.Component):
             trailer.last.eq(made.last),
             Cat(trailer.freed).eq(Cat(self.answer.freed)),
             trailer.probe.eq(made.probe),
-            self.makes_trailer.eq(fetched & is_trailer & advance & ~is_hello),
-            self.makes_hello.eq(fetched & is_trailer & advance & is_hello),
+            self.makes_trailer.eq(makes & ~is_hello),
+            self.makes_hello.eq(makes & is_hello),
         ]
 
         # Beats wait in registers while the CRC is computed.
@@ -161,11 +177,11 @@ class FramePacker(wiring.Component):
         with m.If(advance):
             m.d.sync += valid[0].eq(fetched)
             with m.If(fetched):
-                m.d.sync += ends[0].eq(is_trailer)
+                m.d.sync += ends[0].eq(last_of_trailer)
                 with m.If(is_trailer):
-                    m.d.sync += beats[0].eq(Mux(is_hello, self.hello.as_value(), trailer))
+                    m.d.sync += beats[0].eq(built)
                 with m.Else():
-                    m.d.sync += beats[0].eq(self.read_data.word_select(part, 8 * spec.beat_bytes))
+                    m.d.sync += beats[0].eq(payload)
             # `valid` and `ends` are signals of one bit each, since simulators take a signal whose
             # bits drive each other for a loop.
             with m.If(valid[1]):
@@ -177,7 +193,8 @@ class FramePacker(wiring.Component):
                         beats[stage + 1].eq(beats[stage]),
                         ends[stage + 1].eq(ends[stage]),
                     ]
-        body, behind = TRAILER_BODY_BITS, beats[2][TRAILER_BODY_BITS + len(crc.crc) :]
+        body = min(TRAILER_BODY_BITS, 8 * spec.beat_bytes - len(crc.crc))
+        behind = beats[2][body + len(crc.crc) :]
         m.d.comb += [
             crc.advance.eq(advance),
             crc.valid.eq(valid[0]),
@@ -195,6 +212,19 @@ class FramePacker(wiring.Component):
             ),
         ]
         return m
+
+    def _in_parts(self, m, built, part, makes):
+        """Return whether the first part of a trailer is made, and the part that is made.
+
+        All parts are those of the trailer as it was when its first part was made. In place of its
+        CRC, which is known later, come zeros.
+        """
+        bits = 8 * self.spec.beat_bytes
+        left = Signal(TRAILER_BODY_BITS - bits, reset_less=True)
+        first = part == 0
+        with m.If(makes):
+            m.d.sync += left.eq(Mux(first, built[bits:], left >> bits))
+        return makes & first, Mux(first, built[:bits], left[:bits])
 
 
 def job_layout(spec):
@@ -217,13 +247,13 @@ class LinkTransmitter(wiring.Component):
     """Accepts words, and transmits their frames until the other end has received them.
 
     A frame's first beat is at `o` 8 cycles after its last word at `i`, if no frame is before it.
-    One word per cycle enters the memory. The channels that have words and room for them take turns.
-    `i.ready` depends on the other channels' `valid`.
+    One word, or one part of a word, per cycle enters the memory. The channels that have words and
+    room for them take turns. `i.ready` depends on the other channels' `valid`.
 
     Members
     -------
-    i : In(stream.Signature(WORD)).array(3)
-        Words, by channel.
+    i : In(stream.Signature(word_layout(port_bytes))).array(3)
+        Words or their parts, by channel.
     o : Out(stream.Signature(beat_layout(beat_bytes)))
         Beats of `FramePacker`.
     up : In(1)
@@ -247,11 +277,11 @@ class LinkTransmitter(wiring.Component):
 
     def __init__(self, spec: LinkEngineSpec) -> None:
         self.spec = spec
-        self.fills = [FillWindow(slots, spec.frame_words) for slots in spec.slots]
+        self.fills = [FillWindow(slots, spec.frame_parts) for slots in spec.slots]
         self.window = TransmissionWindow()
         super().__init__(
             {
-                "i": In(stream.Signature(WORD)).array(NUM_CHANNELS),
+                "i": In(stream.Signature(word_layout(spec.port_bytes))).array(NUM_CHANNELS),
                 "o": Out(stream.Signature(beat_layout(spec.beat_bytes))),
                 "up": In(1),
                 "session": In(SESSION_BITS // 2),
@@ -302,15 +332,15 @@ class LinkTransmitter(wiring.Component):
     def _fill(self, m, memory):
         """Write words to `memory` and the shapes of complete frames to another one; return that."""
         spec, fills = self.spec, self.fills
-        word_bits = spec.frame_words.bit_length() - 1
-        shape = data.StructLayout({"words": max(word_bits, 1), "last": 1})
+        word_bits, part_bits = spec.frame_parts.bit_length() - 1, spec.parts.bit_length() - 1
+        shape = data.StructLayout({"words": max(word_bits - part_bits, 1), "last": 1})
         m.submodules.shapes = shapes = Memory(shape=shape, depth=sum(spec.slots), init=[])
         write = shapes.write_port()
 
         may, takes = Signal(NUM_CHANNELS), Signal(NUM_CHANNELS)
         turn = Signal(NUM_CHANNELS, init=1)
         row = Signal(memory.spec.row_bits, reset_less=True)
-        word = Signal(8 * WORD_BYTES, reset_less=True)
+        word = Signal(8 * spec.port_bytes, reset_less=True)
         entered, completed = Signal(), Signal()
         last = Signal(reset_less=True)
         m.d.comb += takes.eq(chosen(may, turn))
@@ -339,12 +369,12 @@ class LinkTransmitter(wiring.Component):
                 ]
         m.d.comb += [
             self.waits.eq(Cat(blocked).any() & self.up),
-            self.entered.eq(entered),
+            self.entered.eq(entered & row[:part_bits].all() if part_bits else entered),
             memory.write.eq(entered),
             memory.write_row.eq(row),
             memory.write_data.eq(word),
             write.addr.eq(row[word_bits:]),
-            write.data.words.eq(row[:word_bits]),
+            write.data.words.eq(row[part_bits:word_bits]),
             write.data.last.eq(last),
             write.en.eq(completed),
         ]
