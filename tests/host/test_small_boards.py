@@ -27,6 +27,33 @@ def test_each_board_holds_a_core(board, cli, tmp_path):
     assert all(found["used"][name] <= limit for name, limit in found["limits"].items())
 
 
+LINKED = ("--devices", 2, "--network", "digits-cnn", "--batch", 2, "--micro-batches", 2)
+
+
+def test_a_core_with_a_link_fits_ulx3s(cli, tmp_path):
+    code, _, err = cli("build", "--board", "ulx3s", *LINKED, "-o", tmp_path / "b")
+    assert code == 0, err
+    build = open_build(tmp_path / "b")
+    core, other = core_specs(build.plan)
+    assert core == other
+    assert [(link.port_bytes, link.phy_bytes) for link in core.links] == [(4, 4)]
+    assert (core.rows, core.cols, core.scratchpad.banks) == (8, 2, 2)
+    for found in build.resources:
+        assert all(found["used"][name] <= limit for name, limit in found["limits"].items())
+
+
+@pytest.mark.sim
+@pytest.mark.slow
+def test_a_step_of_two_ulx3s_in_rtl_equals_the_model(cli, tmp_path):
+    code, _, err = cli("build", "--board", "ulx3s", *LINKED, "-o", tmp_path / "b")
+    assert code == 0, err
+    predicted = open_build(tmp_path / "b").plan.predicted.minibatch_s * 40e6
+    steps = ("--backend", "sim", "--steps", 1, "--check", "--no-validation", "--json")
+    code, out, err = cli("run", tmp_path / "b", *steps)
+    assert code == 0, err
+    assert predicted == pytest.approx(json.loads(out)["cycles"], rel=0.03)
+
+
 @pytest.mark.sim
 @pytest.mark.slow
 @pytest.mark.parametrize("board", BOARDS)

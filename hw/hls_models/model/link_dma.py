@@ -34,9 +34,14 @@ whose words pass in parts. The former are four of the longest bursts, and more t
 a round trip to memory; the latter are one block RAM, and several bursts of a narrow bus."""
 
 
+def most_send_words(port_bytes: int) -> int:
+    """Words that a send engine holds or has requested, at most, by the link's `port_bytes`."""
+    return SEND_WORDS if port_bytes == WORD_BYTES else FEW_SEND_WORDS
+
+
 def send_words(core: CoreSpec) -> int:
     """Words that a send engine of a core holds or has requested, at most."""
-    return SEND_WORDS if core.link_port_bytes == WORD_BYTES else FEW_SEND_WORDS
+    return most_send_words(core.link_port_bytes)
 
 
 class Packet(NamedTuple):

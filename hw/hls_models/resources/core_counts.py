@@ -19,7 +19,7 @@ from fpgapipe.hw.hls_models.isa.instructions import (
 )
 from fpgapipe.hw.hls_models.isa.vector_fields import COUNTER_BITS
 from fpgapipe.hw.hls_models.isa.vector_op import LANES, MAX_SUMS
-from fpgapipe.hw.hls_models.model.link_dma import FEW_SEND_WORDS, SEND_WORDS
+from fpgapipe.hw.hls_models.model.link_dma import most_send_words
 from fpgapipe.hw.hls_models.model.sequencer import INDEX_BITS
 from fpgapipe.hw.hls_models.spec.link import LinkEngineSpec
 from fpgapipe.hw.hls_models.spec.systolic import SystolicSpec
@@ -287,8 +287,8 @@ COEFFICIENTS = {
         ),
         Coefficient(
             "narrow link", "link whose words pass in parts", 3770, 5168, 0, 0, "counted",
-            _COUNTED + "parts of 4 bytes, slots of 4, 4 and 2: end 1,777 LUT and 2,165 FF, send "
-            "engine 1,148 and 1,681, receive engine 1,121 and 1,522, less the bytes of width",
+            _COUNTED + "of 4 bytes: end 1,777 LUT and 2,165 FF, send engine 1,148 and 1,681, "
+            "receive engine 1,121 and 1,522, less the bytes of width",
         ),
         Coefficient(
             "packet control", "link", 2657, 2, 0, 0, "counted",
@@ -585,20 +585,16 @@ def links(specs: Sequence[LinkEngineSpec], bus_bytes: int) -> Resources:
     found = Resources()
     for spec in specs:
         beat_bits = 8 * spec.beat_bytes
-        narrow = spec.port_bytes < WORD_BYTES
-        if narrow:
-            found += COEFFICIENTS["narrow link"].resources
-        else:
-            found += COEFFICIENTS["link end"].resources
-            found += COEFFICIENTS["packets"].resources
+        for block in ("link end", "packets") if spec.parts == 1 else ("narrow link",):
+            found += COEFFICIENTS[block].resources
         found += COEFFICIENTS["link byte"].resources * spec.beat_bytes
         # Memories of the transmitter's frames, of the receiver's (two more, written by beats), and
         # of the words to send.
         for slots, granule_bits in ((sum(spec.slots), None), (sum(spec.slots) + 2, beat_bits)):
             rows, bits = slots * spec.frame_parts, 8 * spec.port_bytes
             found += memory(1 << (rows - 1).bit_length(), bits, granule_bits)
-        send_words = FEW_SEND_WORDS if narrow else SEND_WORDS
-        found += memory(send_words * spec.parts, 8 * spec.port_bytes + 1)
+        sent = most_send_words(spec.port_bytes) * spec.parts
+        found += memory(sent, 8 * spec.port_bytes + 1)
         found += COEFFICIENTS["packet control"].resources
         found += COEFFICIENTS["writer"].resources * bus_bytes
     return found + COEFFICIENTS["writers"].resources * (bus_bytes if specs else 0)
