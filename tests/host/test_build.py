@@ -537,7 +537,7 @@ def test_what_to_take_in_place_of_an_array(cli):
     shape = err.split("; ")[-1].removesuffix(" does\n")
     rows, cols = map(int, shape.split("x"))
     assert rows * cols < 32 * 512
-    code, _, err = cli("build", "--board", "ulx3s", "--array", "1x1")
+    code, _, err = cli("build", "--board", "ulx3s", "--devices", "3", "--array", "1x1")
     assert (code, err.split("; ")[-1]) == (2, "nor does any other\n")
 
 

@@ -180,7 +180,7 @@ def test_a_wrong_packet_is_an_error():
     ("bus_bytes", "burst_beats", "outstanding", "narrow"),
     [
         (64, 16, 16, False),
-        (16, 4, 2, True),
+        (16, 4, 8, True),
         *(
             pytest.param(*each, marks=pytest.mark.slow)
             for each in ((16, 8, 8, False), (8, 8, 4, True), (4, 32, 8, True))
