@@ -90,13 +90,22 @@ def small_build(folder, monkeypatch, *, train=True, schedule="1f1b-as"):
     monkeypatch.setattr(
         "fpgapipe.sim_tb.native.core_device.device_verilog", lambda core: "module top; endmodule"
     )
+    return _built(folder, (8, 8), schedule if train else "gpipe", train)
+
+
+def verilog_build(folder):
+    """A build of it for two small devices with their Verilog, which can be simulated."""
+    return _built(folder, (4, 4), "1f1b-as", True)
+
+
+def _built(folder, array, schedule, train):
     plan, graph, cluster = plan_of(
         load=small_network,
         batch=MICROBATCH * COUNT,
         microbatches=COUNT,
-        array=(8, 8),
+        array=array,
         scratchpad_bytes=1 << 17,
-        schedules=(schedule if train else "gpipe",),
+        schedules=(schedule,),
         train=train,
     )
     return write_build(plan, graph, cluster, folder)

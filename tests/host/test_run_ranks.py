@@ -11,12 +11,9 @@ import time
 from pathlib import Path
 
 import pytest
-from build_cases import plan_of
 from launchers import is_open_mpi, mpiexec
 from network_hosts import network_hosts
-from run_cases import COUNT, MICROBATCH, small_network
-
-from fpgapipe.host.build.build import write_build
+from run_cases import verilog_build
 
 CLI = [sys.executable, "-m", "fpgapipe.host.cli.main"]
 BEGIN = ("--data", "random", "--no-validation", "--seed", "3")
@@ -37,16 +34,7 @@ def answers():
 def built(tmp_path_factory):
     """A small network on two small cores with their Verilog."""
     folder = tmp_path_factory.mktemp("ranks") / "b"
-    plan, graph, cluster = plan_of(
-        load=small_network,
-        batch=MICROBATCH * COUNT,
-        microbatches=COUNT,
-        array=(4, 4),
-        scratchpad_bytes=1 << 17,
-        schedules=("1f1b-as",),
-        train=True,
-    )
-    write_build(plan, graph, cluster, folder)
+    verilog_build(folder)
     return folder
 
 

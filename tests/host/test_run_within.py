@@ -10,18 +10,15 @@ import time
 
 import numpy as np
 import pytest
-from build_cases import plan_of
 from run_cases import (
     COUNT,
-    MICROBATCH,
     CountingBackend,
     counting,
     small_model,
-    small_network,
+    verilog_build,
 )
 
 from fpgapipe.host.backends.snapshot import Pages, Snapshot
-from fpgapipe.host.build.build import write_build
 from fpgapipe.host.runtime.check import ExactCheck
 from fpgapipe.host.runtime.run_log import read_log
 from fpgapipe.host.runtime.snapshot_file import SnapshotError, read_snapshot, write_snapshot
@@ -223,16 +220,7 @@ def test_one_is_written_now_and_then(tmp_path):
 def built(tmp_path_factory):
     """A small network on two small cores with their Verilog."""
     folder = tmp_path_factory.mktemp("within") / "b"
-    plan, graph, cluster = plan_of(
-        load=small_network,
-        batch=MICROBATCH * COUNT,
-        microbatches=COUNT,
-        array=(4, 4),
-        scratchpad_bytes=1 << 17,
-        schedules=("1f1b-as",),
-        train=True,
-    )
-    write_build(plan, graph, cluster, folder)
+    verilog_build(folder)
     return folder
 
 

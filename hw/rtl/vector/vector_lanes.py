@@ -253,7 +253,7 @@ class VectorLanes(wiring.Component):
         last_beat = Const(beats - 1, (beats - 1).bit_length())
         m.d.comb += [
             next_unwritten.eq(unwritten + fed - (advance & at[SUM_CYCLES - 1])),
-            # Of the beats that begin sums, the last one belongs to the last sum.
+            # The last beat that begins a sum belongs to the sum with the highest number.
             next_last_sum.eq(Mux(fed & payload.first, payload.sum, last_sum)),
             hazard.eq(reduces & ~payload.first & blocks),
         ]
