@@ -5,7 +5,7 @@ import re
 
 import numpy as np
 import pytest
-from amaranth.hdl import Module
+from amaranth.hdl import Const, Module
 from amaranth.lib import stream, wiring
 from amaranth.lib.wiring import In, Out
 
@@ -20,6 +20,7 @@ from fpgapipe.hw.hls_models.model.link_dma import (
 )
 from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec, ScratchpadSpec
 from fpgapipe.hw.hls_models.spec.link import LinkEngineSpec
+from fpgapipe.hw.rtl.dma import link_dma
 from fpgapipe.hw.rtl.dma.dma import TRANSFER_LAYOUT
 from fpgapipe.hw.rtl.dma.link_dma import ReceiveEngine, SendEngine
 from fpgapipe.hw.rtl.dma.load import LoadEngine
@@ -262,3 +263,24 @@ def test_testbench_sees_faults(tmp_path):
         with pytest.raises(SimulationError) as caught:
             simulate_verilog(verilog, "tb_link_dma", tmp_path, parameters=chosen, seed=1)
         assert list(caught.value.failures) == [test], name
+
+
+FAULTS_OF_PARTS = {
+    "takes each part for a word": lambda at_end, at_begin: (Const(1), at_begin),
+    "takes the last part for the tag": lambda at_end, at_begin: (at_end, at_end),
+}
+
+
+@pytest.mark.sim
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", FAULTS_OF_PARTS)
+def test_testbench_sees_wrong_parts(fault, tmp_path, monkeypatch):
+    def last_part(m, moves, parts):
+        return FAULTS_OF_PARTS[fault](*right(m, moves, parts))
+
+    right = link_dma.last_part
+    monkeypatch.setattr(link_dma, "last_part", last_part)
+    engines = Engines(spec_of(16, 4, 8, narrow=True))
+    with pytest.raises(SimulationError) as caught:
+        simulate(engines, "tb_link_dma", tmp_path)
+    assert "packets_match_model" in caught.value.failures

@@ -101,3 +101,29 @@ def test_testbench_sees(fault, tmp_path, monkeypatch):
     with pytest.raises(SimulationError) as caught:
         simulate(LinkPair(LinkEngineSpec(16, 4, (4, 4, 4), 16)), "tb_link_pair", tmp_path, seed=1)
     assert TESTS[test] in caught.value.failures
+
+
+def frees_a_frame_at_its_last_word(channel, m):
+    part_bits = len(channel.head_word) - len(channel.words)
+    m.d.comb += channel.head_ends.eq(channel.head_word[part_bits:] == channel.words)
+
+
+def ends_a_frame_within_a_word(fill, m):
+    m.d.comb += fill.complete.eq(fill.take & (fill.last | fill.word[1:].all()))
+
+
+FAULTS_OF_PARTS = {
+    "frees at the last word": (link_receive, "ReceiveChannel", frees_a_frame_at_its_last_word),
+    "ends a frame within a word": (link_transmit, "FillWindow", ends_a_frame_within_a_word),
+}
+
+
+@pytest.mark.sim
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", FAULTS_OF_PARTS)
+def test_testbench_sees_wrong_parts(fault, tmp_path, monkeypatch):
+    module, name, change = FAULTS_OF_PARTS[fault]
+    monkeypatch.setattr(module, name, twin(getattr(module, name), change))
+    with pytest.raises(SimulationError) as caught:
+        simulate(LinkPair(NARROW), "tb_link_pair", tmp_path, seed=1)
+    assert "delivers_over_a_bad_wire" in caught.value.failures
