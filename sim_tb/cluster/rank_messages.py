@@ -31,8 +31,8 @@ PACKET_BYTES = 65536
 
 _HEAD_BYTES = 8
 _MOST_BYTES = PACKET_BYTES - _HEAD_BYTES
-_TAG = 1
-_TAG_OF_REST = 2
+# The largest tags that every MPI has. Memories that go to another rank have those of their devices.
+_TAG, _TAG_OF_REST = 32_766, 32_767
 
 
 @dataclass(frozen=True)
