@@ -11,7 +11,6 @@ import os
 import pickle
 import platform
 import time
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -31,18 +30,8 @@ PACKET_BYTES = 65536
 
 _HEAD_BYTES = 8
 _MOST_BYTES = PACKET_BYTES - _HEAD_BYTES
-# The largest tags that every MPI has. Memories that go to another rank have those of their devices.
-_TAG, _TAG_OF_REST = 32_766, 32_767
-
-
-@dataclass(frozen=True)
-class Posted:
-    """A message of this rank to all others, and those that it waits for in return."""
-
-    data: memoryview
-    packets: dict[int, bytearray]
-    requests: list[Any]
-    rests: list[Any]
+# The largest tag that every MPI has. Memories that go to another rank have those of their devices.
+_TAG = 32_767
 
 
 class Ranks:
@@ -61,45 +50,33 @@ class Ranks:
         self._comm = comm
         self.rank, self.size = comm.rank, comm.size
         self._others = [rank for rank in range(comm.size) if rank != comm.rank]
-        self._spare: list[dict[int, bytearray]] = []
+        self._packets = {rank: bytearray(PACKET_BYTES) for rank in self._others}
         self._loops_s = SHARED_LOOPS_S
         own = platform.node(), os.sched_getaffinity(0)
         beside = [processors for host, processors in self.allgather(own) if host == own[0]]
         if len(beside) <= len(set().union(*beside)):
             self._loops_s = LOOPS_S
 
-    def post(self, sendobj: Any) -> Posted:
-        """Begin to give an object to all ranks; `collect` waits for theirs."""
+    def allgather(self, sendobj: Any) -> list[Any]:
+        """Give an object to all ranks; returns those of all ranks, in their order."""
         data = memoryview(pickle.dumps(sendobj, pickle.HIGHEST_PROTOCOL))
         head, rest = data[:_MOST_BYTES], data[_MOST_BYTES:]
         packet = len(data).to_bytes(_HEAD_BYTES, "little") + head
-        spare = self._spare.pop() if self._spare else None
-        packets = spare or {rank: bytearray(PACKET_BYTES) for rank in self._others}
-        return Posted(
-            data,
-            packets,
-            [self._comm.Irecv(packets[rank], rank, _TAG) for rank in self._others]
-            + [self._comm.Isend(packet, rank, _TAG) for rank in self._others],
-            [self._comm.Isend(rest, rank, _TAG_OF_REST) for rank in self._others if rest],
+        self._wait(
+            [self._comm.Irecv(self._packets[rank], rank, _TAG) for rank in self._others]
+            + [self._comm.Isend(packet, rank, _TAG) for rank in self._others]
         )
-
-    def collect(self, posted: Posted) -> list[Any]:
-        """Return the objects of all ranks, in their order; the oldest that was posted first."""
-        self._wait(posted.requests)
-        heard, rests = {self.rank: posted.data}, list(posted.rests)
-        for rank, packet in posted.packets.items():
-            size = int.from_bytes(packet[:_HEAD_BYTES], "little")
+        heard, rests = {self.rank: data}, []
+        for rank in self._others:
+            size = int.from_bytes(self._packets[rank][:_HEAD_BYTES], "little")
             heard[rank] = memoryview(bytearray(size))
-            heard[rank][:_MOST_BYTES] = packet[_HEAD_BYTES : _HEAD_BYTES + size]
+            heard[rank][:_MOST_BYTES] = self._packets[rank][_HEAD_BYTES : _HEAD_BYTES + size]
             if size > _MOST_BYTES:
-                rests.append(self._comm.Irecv(heard[rank][_MOST_BYTES:], rank, _TAG_OF_REST))
+                rests.append(self._comm.Irecv(heard[rank][_MOST_BYTES:], rank, _TAG))
+            if rest:
+                rests.append(self._comm.Isend(rest, rank, _TAG))
         self._wait(rests)
-        self._spare.append(posted.packets)
         return [pickle.loads(heard[rank]) for rank in range(self.size)]
-
-    def allgather(self, sendobj: Any) -> list[Any]:
-        """Give an object to all ranks; returns those of all ranks, in their order."""
-        return self.collect(self.post(sendobj))
 
     def bcast(self, obj: Any, root: int = 0) -> Any:
         """Give an object of rank `root` to all ranks; returns it."""

@@ -1,19 +1,14 @@
 """A cluster whose devices belong to several processes, which run in lock-step over MPI.
 
 Each process, called a rank, has some of the devices and makes the same calls in the same order.
-After each half of a window, of as many cycles as the shortest latency of a wire, all ranks exchange
-the beats on wires between them, and what decides whether the run goes on. A beat takes a window, so
-a rank may be half a window ahead of what it has heard: it does not wait for messages on their way,
-nor for each delay of another rank. A run ends after a window when all ranks say that theirs is
-over; one whose own is not knows that it goes on. So a run gives the same results, bit for bit and
-cycle by cycle, as `Cluster` does in one process, for any number of ranks.
+After each window, of as many cycles as the shortest latency of a wire, all ranks exchange the beats
+on wires between them, and what decides whether the run goes on. So a run gives the same results,
+bit for bit and cycle by cycle, as `Cluster` does in one process, for any number of ranks.
 """
 
 from __future__ import annotations
 
-import itertools
 import time
-from collections import deque
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -44,12 +39,6 @@ class Communicator(Protocol):
     rank: int
     size: int
 
-    def post(self, sendobj: Any) -> Any:
-        """Begin to give an object to all ranks; `collect` waits for theirs."""
-
-    def collect(self, posted: Any) -> list[Any]:
-        """Return the objects of all ranks, in their order; the oldest that was posted first."""
-
     def allgather(self, sendobj: Any) -> list[Any]:
         """Give an object to all ranks; returns those of all ranks, in their order."""
 
@@ -59,7 +48,7 @@ class Communicator(Protocol):
 
 @dataclass(frozen=True)
 class _Window:
-    """What a rank tells all others after a part of a window."""
+    """What a rank tells all others after a window."""
 
     beats: dict[int, bytes] = field(default_factory=dict)
     error: str = ""
@@ -118,11 +107,6 @@ class RankedCluster:
                 f"wires of several ranks need {LEAST_WINDOW_CYCLES} cycles or more, not "
                 f"{self.window_cycles}"
             )
-        half = self.window_cycles // 2
-        parts = (half, self.window_cycles - half)
-        self._parts = parts if half >= LEAST_WINDOW_CYCLES else (self.window_cycles,)
-        self._under_way: deque[Any] = deque()
-        self._posted, self._stops_at = 0, -1
         within: list[Connection] = []
         self._leaving: dict[int, tuple[int, int]] = {}
         self._coming: dict[int, tuple[int, int]] = {}
@@ -222,42 +206,16 @@ class RankedCluster:
         return found
 
     def _exchange(self, own: _Window) -> list[_Window]:
-        """Tell all ranks what came of some cycles, and hear the same of them."""
-        self._post(own)
-        return self._hear(0)
-
-    def _post(self, own: _Window) -> None:
-        self._under_way.append(self._comm.post(own))
-        self._posted += 1
-
-    def _hear(self, left: int) -> list[_Window]:
-        """Hear all messages but the last `left`, and put their beats onto this rank's ports.
-
-        Returns those that all ranks sent last of them.
-
-        Raises
-        ------
-        DeviceError
-            On all ranks, if a device of a rank has failed; no message is then under way.
-        """
-        heard: list[_Window] = []
-        while len(self._under_way) > left:
-            number = self._posted - len(self._under_way)
-            heard = self._comm.collect(self._under_way.popleft())
-            if error := next((each.error for each in heard if each.error), ""):
-                # A rank hears of it when it has sent as many messages as a rank may be ahead.
-                while self._posted < number + len(self._parts):
-                    self._post(_Window())
-                while self._under_way:
-                    self._comm.collect(self._under_way.popleft())
-                raise DeviceError(error)
-            for each in heard:
-                for index, beats in each.beats.items():
-                    if end := self._coming.get(index):
-                        self._local.give_raw(*end, beats)
-                self._told |= each.progress
-            if heard[0].stops and self._stops_at < 0:
-                self._stops_at = number + len(self._parts)
+        """Tell all ranks about a window, and put the beats that come onto this rank's ports."""
+        heard: list[_Window] = self._comm.allgather(own)
+        error = next((each.error for each in heard if each.error), "")
+        if error:
+            raise DeviceError(error)
+        for each in heard:
+            for index, beats in each.beats.items():
+                if end := self._coming.get(index):
+                    self._local.give_raw(*end, beats)
+            self._told |= each.progress
         return heard
 
     def run(
@@ -271,8 +229,7 @@ class RankedCluster:
         """Run until all awaited interrupts are high.
 
         If `progress` raises an exception on rank 0, or `stops` is true there, all ranks end the run
-        after the same window, at most two later: rank 0 with that exception, all others with
-        `Interrupted`.
+        after the same window: rank 0 with that exception, all others with `Interrupted`.
 
         Returns
         -------
@@ -289,51 +246,38 @@ class RankedCluster:
         begin, begin_s = self.cycle, time.perf_counter()
         last_s = told_s = begin_s
         stop: BaseException | None = None
-        stopping = False
         self._local.begin(stall_cycles)
-        self._posted, self._stops_at = 0, -1
         reason, error = Reason.CYCLES, ""
-        for number in itertools.count():
-            ends_window = number % len(self._parts) == 0
-            if ends_window and not stopping:
-                stopping = stop is not None or bool(stops and stops())
+        while True:
             now = time.perf_counter()
             tells = now - told_s >= _TOLD_S
             told_s = now if tells else told_s
-            own = _Window(
-                self._take(),
-                error,
-                ends_window and all(each.statistics.irq_cycle is not None for each in self._awaits),
-                ends_window and reason is Reason.STALLED,
-                stopping,
-                {
-                    number: self._local.progress_of(place)
-                    for number, place in (self._places.items() if tells else ())
-                },
+            heard = self._exchange(
+                _Window(
+                    self._take(),
+                    error,
+                    all(each.statistics.irq_cycle is not None for each in self._awaits),
+                    reason is Reason.STALLED,
+                    stop is not None or bool(stops and stops()),
+                    {
+                        number: self._local.progress_of(place)
+                        for number, place in (self._places.items() if tells else ())
+                    },
+                )
             )
-            self._post(own)
-            ends = number == self._stops_at
-            if error or ends or own.is_over or own.is_stalled:
-                heard = self._hear(0)
-                is_over = all(each.is_over for each in heard)
-                is_stalled = all(each.is_stalled for each in heard)
-                if ends or (heard[0].stops and (is_over or is_stalled)):
-                    raise stop or Interrupted
-                if is_over:
-                    return self.cycle - begin
-                if is_stalled:
-                    raise StallError(
-                        f"cycle {self.cycle}: nothing has moved for {stall_cycles} cycles"
-                    )
-            self._hear(len(self._parts) - 1)
-            reason, error = self._advance(self._parts[number % len(self._parts)])
+            if heard[0].stops:
+                raise stop or Interrupted
+            if all(each.is_over for each in heard):
+                return self.cycle - begin
+            if all(each.is_stalled for each in heard):
+                raise StallError(f"cycle {self.cycle}: nothing has moved for {stall_cycles} cycles")
+            reason, error = self._advance(self.window_cycles)
             if progress and time.perf_counter() - last_s >= progress_s:
                 last_s = time.perf_counter()
                 try:
                     progress(progress_of_run(self.cycle, begin, begin_s, None))
                 except BaseException as found:  # it is raised when all ranks know
                     stop = found
-        raise AssertionError
 
     def progress_of(self, number: int) -> dict[str, int]:
         """Progress counters of a node, as `Cluster.progress_of`; those of others are older."""
