@@ -47,6 +47,7 @@ from fpgapipe.hw.rtl.gemm.result import ResultWriter
 from fpgapipe.hw.rtl.gemm.transposer import Transposer
 from fpgapipe.hw.rtl.lib.axi import ReadArbiter, WriteArbiter
 from fpgapipe.hw.rtl.link.link import LinkEngine
+from fpgapipe.hw.rtl.link.link_clock import ClockMeter
 from fpgapipe.hw.rtl.vector.vector_engine import VectorEngine
 from fpgapipe.hw.rtl.vector.vector_lane import VectorLane
 from fpgapipe.hw.rtl.vector.vector_lanes import VectorLanes
@@ -317,6 +318,7 @@ def blocks(spec: CoreSpec) -> dict[str, Block]:
                 *("scratchpad", "load_engine", "store_engine", "sequencer", "registers"),
                 *("top.arbiter", "top.writes", "send_engine", "receive_engine"),
                 *(f"link_engine{number}" for number in range(links)),
+                *(f"top.clock{number}" for number in range(links)),
             ),
         ),
     }
@@ -332,6 +334,7 @@ def link_blocks(spec: CoreSpec) -> dict[str, Block]:
     found = {
         "send": Block(links, bus, lambda: SendEngine(spec)),
         "receive": Block(links, bus, lambda: ReceiveEngine(spec)),
+        "clock": Block(links, "", ClockMeter),
         "write arbiter": Block(
             1, f"{spec.bus_bytes}_{links}", lambda: WriteArbiter(1 + links, spec.bus_bytes)
         ),

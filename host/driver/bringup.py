@@ -14,13 +14,16 @@ from fpgapipe.host.driver.devices import Devices
 from fpgapipe.hw.hls_models.isa.instructions import Instruction, Opcode, encode
 from fpgapipe.hw.hls_models.model.dma import transfer
 from fpgapipe.hw.hls_models.model.link_dma import packet
+from fpgapipe.hw.hls_models.spec.link_clock import METER_CYCLES
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
 
     from numpy.typing import NDArray
 
     from fpgapipe.host.driver.core_driver import CoreDriver
+    from fpgapipe.host.driver.devices import End
+    from fpgapipe.host.driver.link_clocks import LinkClock
 
 TRIED_BYTES = 1 << 16
 """Bytes of memory that programs of the checks use."""
@@ -30,6 +33,9 @@ PACKET = TRIED_BYTES // 4
 
 SENT, CAME = TRIED_BYTES // 2, TRIED_BYTES // 2 + PACKET
 """Places of the packet that goes out and of the one that comes."""
+
+PACKET_CYCLES = PACKET // 64
+"""Cycles that a packet takes at least."""
 
 LINK_COUNTERS = ("CRC_ERRORS", "REPLAYS")
 """Counters that rise if a link loses or damages frames."""
@@ -66,10 +72,18 @@ class Bringup:
         Bytes of each device's memory that its program needs and that are tried.
     watch_s : float
         Seconds for which packets go over each link, at least one each way.
+    clocks : mapping of (device, link) to LinkClock, optional
+        Clocks at ends of links; those of other ends are not looked at.
     """
 
-    def __init__(self, devices: Devices, memory_bytes: list[int], watch_s: float = 1.0) -> None:
-        self._devices, self._watch_s = devices, watch_s
+    def __init__(
+        self,
+        devices: Devices,
+        memory_bytes: list[int],
+        watch_s: float = 1.0,
+        clocks: Mapping[End, LinkClock] | None = None,
+    ) -> None:
+        self._devices, self._watch_s, self._clocks = devices, watch_s, clocks or {}
         self._sizes = [max(size, TRIED_BYTES) for size in memory_bytes]
         self._good = set(range(len(devices.drivers)))
 
@@ -142,7 +156,7 @@ class Bringup:
             )
         return f"the core copied {size:,} bytes"
 
-    def _link(self, pair: tuple[tuple[int, int], tuple[int, int]]) -> str:
+    def _link(self, pair: tuple[End, End]) -> str:
         """Bring a link up, and send packets each way while its counters are watched."""
         drivers = [self._devices.drivers[number] for number, _ in pair]
         joined = Devices(drivers, [((0, pair[0][1]), (1, pair[1][1]))])
@@ -170,7 +184,29 @@ class Bringup:
                 f"the link works, but while {went} there were {said}: look at the cable, "
                 "the modules, and the reference clock of the transceivers"
             )
-        return f"up; {went}, and no frame was damaged or sent again"
+        clocks = self._phy_clocks(joined, pair, count)
+        return f"up; {went}, and no frame was damaged or sent again{clocks}"
+
+    def _phy_clocks(self, joined: Devices, pair: tuple[End, ...], count: int) -> str:
+        """Compare the clocks of both PHYs with those that they should have, and name them."""
+        lines, wrong = [], []
+        for end in pair:
+            if end not in self._clocks:
+                continue
+            clock, driver = self._clocks[end], self._devices.drivers[end[0]]
+            # Simulated time passes with programs alone.
+            for more in range(METER_CYCLES // PACKET_CYCLES):
+                if (ticks := driver.phy_ticks(end[1])) is not None:
+                    break
+                self._exchange(joined, count + more)
+            else:
+                raise driver.fault(f"link {end[1]} has not counted the clock of its PHY")
+            fault = clock.fault(ticks)
+            wrong += [f"link {end[1]} of {driver.name}: {fault}"] if fault else []
+            lines.append(f"{clock.found(ticks)} at {driver.name}")
+        if wrong:
+            raise UserError("the link works, but " + "\n".join(wrong))
+        return f"; clocks of the PHYs: {', '.join(lines)}" if lines else ""
 
     def _exchange(self, joined: Devices, number: int) -> None:
         """Send a packet of new random bytes each way, and compare what comes."""

@@ -227,6 +227,12 @@ class CoreDriver:
         found = self.read_pairs([f"LINK{link}_{name}" for name in names])
         return dict(zip(names, found.values(), strict=True))
 
+    def phy_ticks(self, link: int) -> int | None:
+        """Ticks of the clock of a link's PHY; None if the core has not yet counted them."""
+        register = self.registers[f"LINK{link}_CLOCK"]
+        found = self._sane(register.name)
+        return register.field("ticks").of(found) if register.field("known").of(found) else None
+
     # ------------------------------------------------------------------ programs
 
     def load(self, image: NDArray[np.uint8], entry: int, program: Sequence[Instruction]) -> None:

@@ -102,12 +102,17 @@ class Devices:
         lines = [
             f"link {link} of {self.drivers[number].name} is {state.name}"
             + (f": {HINTS[state]}" if state in HINTS else "")
+            + (", and no clock comes from its PHY" if self._stands(number, link) else "")
             for (number, link), state in zip(pair, states, strict=True)
         ]
         first, second = (self.drivers[number].name for number, _ in pair)
         return DeviceFault(
             f"the link between {first} and {second} did not come up in {limit}\n" + "\n".join(lines)
         )
+
+    def _stands(self, number: int, link: int) -> bool:
+        """Whether the clock of a link's PHY stands still."""
+        return self.drivers[number].phy_ticks(link) == 0
 
     def run(
         self,

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 INTERFACES = {
     "tx_axis": "xilinx.com:interface:axis:1.0",
     "rx_axis": "xilinx.com:interface:axis:1.0",
+    "clock_axis": "xilinx.com:interface:axis:1.0",
     "gt_refclk": "xilinx.com:interface:diff_clock:1.0",
     "gt_port": "xilinx.com:interface:gt:1.0",
 }
@@ -96,7 +97,8 @@ def module(link: LinkEnd) -> str:
 
 module {module_name(link)} (
     (* X_INTERFACE_INFO = "xilinx.com:signal:clock:1.0 ap_clk CLK" *)
-    (* X_INTERFACE_PARAMETER = "XIL_INTERFACENAME ap_clk, ASSOCIATED_BUSIF tx_axis:rx_axis, \
+    (* X_INTERFACE_PARAMETER = "XIL_INTERFACENAME ap_clk, ASSOCIATED_BUSIF \
+tx_axis:rx_axis:clock_axis, \
 ASSOCIATED_RESET ap_rst_n" *)
     input  wire ap_clk,
     (* X_INTERFACE_INFO = "xilinx.com:signal:reset:1.0 ap_rst_n RST" *)
@@ -106,6 +108,7 @@ ASSOCIATED_RESET ap_rst_n" *)
 
 {_axis("tx_axis", wide, spec.phy_bytes, is_input=True)}
 {_axis("rx_axis", wide, spec.phy_bytes, is_input=False)}
+{_axis("clock_axis", 8, 0, is_input=False)}
     (* X_INTERFACE_INFO = "xilinx.com:interface:diff_clock:1.0 gt_refclk CLK_P" *)
     input  wire gt_refclk_p,
     (* X_INTERFACE_INFO = "xilinx.com:interface:diff_clock:1.0 gt_refclk CLK_N" *)
@@ -143,6 +146,9 @@ ASSOCIATED_RESET ap_rst_n" *)
         .m_axis_tlast(rx_axis_tlast),
         .m_axis_tvalid(rx_axis_tvalid),
         .m_axis_tready(rx_axis_tready),
+        .m_axis_clock_tdata(clock_axis_tdata),
+        .m_axis_clock_tvalid(clock_axis_tvalid),
+        .m_axis_clock_tready(clock_axis_tready),
         .tx_tdata(tx_tdata),
         .tx_tkeep(tx_tkeep),
         .tx_tlast(tx_tlast),
@@ -184,7 +190,7 @@ endmodule
 
 
 def _axis(name: str, bits: int, num_bytes: int, *, is_input: bool) -> str:
-    """Ports of an AXI4-Stream."""
+    """Ports of an AXI4-Stream; without `num_bytes`, of one without frames."""
     to, back = ("input  wire", "output wire") if is_input else ("output wire", "input  wire")
     lines = []
     for signal, way, width in (
@@ -194,6 +200,8 @@ def _axis(name: str, bits: int, num_bytes: int, *, is_input: bool) -> str:
         ("tvalid", to, ""),
         ("tready", back, ""),
     ):
+        if signal in ("tkeep", "tlast") and not num_bytes:
+            continue
         info = f"xilinx.com:interface:axis:1.0 {name} {signal.upper()}"
         lines.append(f'    (* X_INTERFACE_INFO = "{info}" *)')
         lines.append(f"    {way} {width}{name}_{signal},")
@@ -231,7 +239,7 @@ def kernel_script(target: Target, link: LinkEnd, init_clock_hz: float) -> str:
     core = Variable("$core")
     lines = [
         command("ipx::associate_bus_interfaces", "-busif", each, "-clock", "ap_clk", core)
-        for each in ("tx_axis", "rx_axis")
+        for each in ("tx_axis", "rx_axis", "clock_axis")
     ]
     lines.append(
         command("ipx::associate_bus_interfaces", "-clock", "ap_clk", "-reset", "ap_rst_n", core)

@@ -89,6 +89,7 @@ def add_auroras(
         design.join(f"{cell}/gt_port", port)
         design.join(f"{CORE}/link{link.number}_tx", f"{cell}/tx_axis")
         design.join(f"{cell}/rx_axis", f"{CORE}/link{link.number}_rx")
+        design.join(f"{cell}/clock_axis", f"{CORE}/link{link.number}_clock")
         design.wire(clock, f"{cell}/ap_clk")
         design.wire(reset, f"{cell}/ap_rst_n")
         design.wire(init_clock, f"{cell}/init_clk")

@@ -233,7 +233,7 @@ class Soc(SoCCore):
     @staticmethod
     def _outer(name: str, memory: Any, registers: Any, streams: dict[str, Any], bits: int) -> Any:
         """The signal that a port of the core is joined to; None if there is none."""
-        if "_axis_link" in name:
+        if "_axis_" in name:
             return streams.setdefault(name, Signal(bits, name=f"phy_{name}"))
         bus = memory if name.startswith("m_axi_") else registers
         signal = name.split("_")[2]
@@ -252,6 +252,8 @@ class Soc(SoCCore):
                 inner = {"m": "s_axis", "s": "m_axis"}[way]
                 direction = {"i": "o", "o": "i"}[kind] if is_back else kind
                 ports[f"{direction}_{inner}_{part}"] = streams[f"{way}_axis_link{number}_{part}"]
+        for part, kind in (("tdata", "o"), ("tvalid", "o"), ("tready", "i")):
+            ports[f"{kind}_m_axis_clock_{part}"] = streams[f"s_axis_clock{number}_{part}"]
         for name in LINK_PINS:
             ports[f"o_out_{name}"] = getattr(pads, f"out_{name}")
             ports[f"i_in_{name}"] = getattr(pads, f"in_{name}")

@@ -8,6 +8,7 @@ from fpgapipe.errors import UserError
 from fpgapipe.files import exchange, read_text, scratch_folder
 from fpgapipe.host.build.build_parts import MAX_BYTES
 from fpgapipe.host.package import litex, pynq, vitis, vivado
+from fpgapipe.host.package.clocks import CLOCKS, clocks_text
 from fpgapipe.host.package.readme import device_readme
 from fpgapipe.host.package.target import targets
 
@@ -65,6 +66,8 @@ def write_package(build: Build, cluster: Cluster, kind: str) -> Path:
         folder.parent.mkdir(exist_ok=True)
         with scratch_folder(folder) as scratch:
             fresh = scratch / "new"
+            fresh.mkdir()
+            (fresh / CLOCKS).write_text(clocks_text(found))
             for target in found:
                 place = fresh / target.folder
                 place.mkdir(parents=True)

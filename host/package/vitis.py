@@ -187,6 +187,7 @@ def link_config(target: Target, values: Vitis) -> str:
         lines += [
             f"stream_connect={own}.link{link.number}_tx:{aurora}.tx_axis",
             f"stream_connect={aurora}.rx_axis:{own}.link{link.number}_rx",
+            f"stream_connect={aurora}.clock_axis:{own}.link{link.number}_clock",
             f"connect={link.transceiver.platform_clock}:{aurora}/gt_refclk",
             f"connect={aurora}/gt_port:{link.transceiver.platform_lanes}",
             f"connect={values.init_clock}:{aurora}/init_clk",

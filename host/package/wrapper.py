@@ -62,7 +62,8 @@ class Port:
 
 def interfaces(core: CoreSpec) -> list[str]:
     """Names of the bus interfaces, all of which have the clock ``ap_clk``."""
-    links = [f"link{number}_{way}" for number in range(len(core.links)) for way in ("tx", "rx")]
+    ways = ("tx", "rx", "clock")
+    links = [f"link{number}_{way}" for number in range(len(core.links)) for way in ways]
     return [CONTROL, MEMORY, *links]
 
 
@@ -113,7 +114,7 @@ def _split(name: str) -> tuple[str, str] | None:
         return CONTROL, name.removeprefix("s_axil_").upper()
     if name.startswith("m_axi_"):
         return MEMORY, name.removeprefix("m_axi_").upper()
-    for prefix, way in (("m_axis_link", "tx"), ("s_axis_link", "rx")):
+    for prefix, way in (("m_axis_link", "tx"), ("s_axis_link", "rx"), ("s_axis_clock", "clock")):
         if name.startswith(prefix):
             number, _, signal = name.removeprefix(prefix).partition("_")
             return f"link{number}_{way}", signal.upper()
@@ -131,8 +132,9 @@ def _parameters(core: CoreSpec, interface: str, ports: list[Port]) -> str:
             f"ID_WIDTH {id_bits}, MAX_BURST_LENGTH {core.burst_beats}, SUPPORTS_NARROW_BURST 0, "
             f"NUM_READ_OUTSTANDING {core.outstanding}"
         )
-    bits = next(port.bits for port in ports if port.interface == interface)
-    return f"TDATA_NUM_BYTES {bits // 8}, HAS_TKEEP 1, HAS_TLAST 1, HAS_TREADY 1"
+    signals = {port.signal: port.bits for port in ports if port.interface == interface}
+    marks = [f"HAS_{name} {int(name in signals)}" for name in ("TKEEP", "TLAST", "TREADY")]
+    return f"TDATA_NUM_BYTES {signals['TDATA'] // 8}, {', '.join(marks)}"
 
 
 def wrapper(core: CoreSpec, verilog: str) -> str:

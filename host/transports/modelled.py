@@ -24,6 +24,7 @@ from fpgapipe.hw.hls_models.model.cluster import ClusterDeadlock, run_cluster
 from fpgapipe.hw.hls_models.model.core import CoreError, CoreModel
 from fpgapipe.hw.hls_models.model.registers import DATA_BITS, Kind, Register, RegisterMap
 from fpgapipe.hw.hls_models.spec.link import LinkState
+from fpgapipe.hw.hls_models.spec.link_clock import METER_CYCLES, TICK_CYCLES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -133,6 +134,8 @@ class _Device:
         register = self._register(offset)
         if register.name.endswith("_STATUS") and register.name.startswith("LINK"):
             return int(self._link_state(int(register.name[4])))
+        if register.name.endswith("_CLOCK"):
+            return METER_CYCLES // TICK_CYCLES | register.field("known").mask
         if register.name.startswith("QUEUE") and register.name.endswith("_WAIT"):
             return register.field("empty").mask
         return 0 if register.kind is Kind.COMMAND else self.values[offset]

@@ -21,6 +21,7 @@ from fpgapipe.hw.rtl.gemm.gemm_engine import GemmEngine
 from fpgapipe.hw.rtl.lib.axi import ReadArbiter, WriteArbiter, connect_flat, flat_members
 from fpgapipe.hw.rtl.lib.modules import own_module
 from fpgapipe.hw.rtl.link.link import LinkEngine
+from fpgapipe.hw.rtl.link.link_clock import ClockMeter
 from fpgapipe.hw.rtl.vector.vector_engine import VectorEngine
 from fpgapipe.hw.rtl.vector.vector_source import reads_parts
 
@@ -49,7 +50,12 @@ def _stream_members(number, link):
             f"{prefix}_tvalid": to(1),
             f"{prefix}_tready": back(1),
         }
-    return members
+    prefix = f"s_axis_clock{number}"
+    return members | {
+        f"{prefix}_tdata": In(8),
+        f"{prefix}_tvalid": In(1),
+        f"{prefix}_tready": Out(1),
+    }
 
 
 def narrow_reads(spec: CoreSpec) -> frozenset[int]:
@@ -80,6 +86,9 @@ class Device(wiring.Component):
         AXI4-Streams of link `n` to and from its PHY: tdata, tkeep, tlast, tvalid and tready. tready
         of the stream from the PHY is always 1. A reset of the core or the start of a program does
         not change a link.
+    s_axis_clock{n}_* :
+        AXI4-Stream of ticks of the clock of link `n`'s PHY (docs/links.md). tready is always 1, and
+        tdata is not looked at.
     irq : Out(1)
         High while a bit of IRQ_ENABLE and its bit of STATUS are 1.
     """
@@ -300,6 +309,7 @@ class Device(wiring.Component):
                 wiring.connect(m, channel, receiver)
             wiring.connect(m, send.axi, self._arbiter.masters[2 + number])
             wiring.connect(m, receive.axi, self._writes.masters[1 + number])
+            m.submodules[f"clock{number}"] = meter = in_device(ClockMeter())
             down = Signal(name=f"down{number}")
             gone = (LinkState.OFF, LinkState.PEER_RESET, LinkState.MISMATCH)
             m.d.device += down.eq(Cat(engine.state == state for state in gone).any())
@@ -325,9 +335,15 @@ class Device(wiring.Component):
                     f"link{number}_{kind}_wait_link": client.waits,
                 }
 
-            out, into = f"m_axis_link{number}", f"s_axis_link{number}"
+            out, into, clock = (
+                f"{prefix}{number}" for prefix in ("m_axis_link", "s_axis_link", "s_axis_clock")
+            )
             port = registers.links[number]
             m.d.comb += [
+                meter.valid.eq(getattr(self, f"{clock}_tvalid")),
+                getattr(self, f"{clock}_tready").eq(1),
+                port.ticks.eq(meter.ticks),
+                port.ticks_known.eq(meter.known),
                 getattr(self, f"{out}_tvalid").eq(engine.tx.valid),
                 getattr(self, f"{into}_tready").eq(engine.rx.ready),
                 engine.tx.ready.eq(getattr(self, f"{out}_tready")),

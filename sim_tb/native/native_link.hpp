@@ -1,5 +1,7 @@
 // The link ports m_axis_link{n}_* and s_axis_link{n}_*, and the wires behind them.
 //
+// A PHY has the clock of the core, and gives a beat to s_axis_clock{n}_* in each 16th cycle.
+//
 // `Wire` does what the class of that name in phy.py does, with the same integers; the documentation
 // there is the definition. A wire keeps the beats that it has accepted until a caller takes them to
 // the other end.
@@ -23,6 +25,7 @@ namespace {
 
 constexpr unsigned max_links = 4;
 constexpr unsigned max_phy_bytes = 64;
+constexpr unsigned tick_cycles = 16;  // TICK_CYCLES of link_clock.py
 
 // A beat as it is passed between libraries; it has the layout of native_library.py's RawBeat.
 struct LinkBeat {
@@ -214,6 +217,22 @@ class Wire {
     std::vector<LinkBeat> frame_, flying_;
 };
 
+// Tells a core how fast the PHY's clock is, if the design has the port N for it.
+template <class V, unsigned N, class = void>
+struct ClockPins {
+    static void tick(V&, bool) {}
+};
+#define FPGAPIPE_CLOCK_PINS(N)                                                                    \
+    template <class V>                                                                            \
+    struct ClockPins<V, N, std::void_t<decltype(std::declval<V&>().s_axis_clock##N##_tvalid)>> {  \
+        static void tick(V& t, bool valid) { t.s_axis_clock##N##_tvalid = valid; }                \
+    };
+FPGAPIPE_CLOCK_PINS(0)
+FPGAPIPE_CLOCK_PINS(1)
+FPGAPIPE_CLOCK_PINS(2)
+FPGAPIPE_CLOCK_PINS(3)
+#undef FPGAPIPE_CLOCK_PINS
+
 // The signals of link port N of a design; without specialization if the design has no such port.
 template <class V, unsigned N, class = void>
 struct LinkPins {
@@ -234,6 +253,7 @@ struct LinkPins {
         static auto& rx_last(V& t) { return t.s_axis_link##N##_tlast; }                         \
         static auto& rx_valid(V& t) { return t.s_axis_link##N##_tvalid; }                       \
         static auto& rx_ready(V& t) { return t.s_axis_link##N##_tready; }                       \
+        static void tick(V& t, bool valid) { ClockPins<V, N>::tick(t, valid); }                 \
     };
 FPGAPIPE_LINK_PINS(0)
 FPGAPIPE_LINK_PINS(1)
@@ -334,6 +354,7 @@ class Links {
     void offer() {
         each([this](auto pins, LinkPort& port) {
             V& t = top_;
+            pins.tick(t, status_.cycle % tick_cycles == 0);
             pins.tx_ready(t) = !port.wire || port.wire->tready(status_.cycle);
             const bool comes =
                 !port.arriving.empty() && port.arriving.front().arrival == status_.cycle;

@@ -10,6 +10,7 @@ from cocotbext.axi import AxiLiteBus, AxiLiteMaster, AxiResp
 from fpgapipe.hw.hls_models.model.registers import Kind, RegisterMap
 from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec, ScratchpadSpec, VectorSpec
 from fpgapipe.hw.hls_models.spec.link import LinkEngineSpec
+from fpgapipe.hw.hls_models.spec.link_clock import METER_BITS
 from fpgapipe.sim_tb.drivers.stream import Pauses, cycle, parameters, reset, start
 
 INPUTS = ("running", "done", "error", "error_code", "error_engine", "error_index", "nan")
@@ -25,6 +26,8 @@ def link_inputs(registers: RegisterMap) -> dict[str, tuple[str, int]]:
             f"{port}__peer_delivered_known": (f"{name}STATUS", 3),
             f"{port}__session": (f"{name}SESSIONS", 0),
             f"{port}__peer": (f"{name}SESSIONS", 16),
+            f"{port}__ticks": (f"{name}CLOCK", 0),
+            f"{port}__ticks_known": (f"{name}CLOCK", METER_BITS),
         }
         for kind in ("delivered", "peer_delivered"):
             for channel in range(3):

@@ -55,14 +55,13 @@ def pair(module, spec):
     ports, ends = [], []
     for end, other in (("a", "b"), ("b", "a")):
         connections = []
-        for bus, way, back in (("tx", "input ", "output"), ("rx", "output", "input ")):
-            for signal, bits in (
-                ("tdata", 8 * spec.phy_bytes),
-                ("tkeep", spec.phy_bytes),
-                ("tlast", 1),
-                ("tvalid", 1),
-                ("tready", 1),
-            ):
+        beat = {"tdata": 8 * spec.phy_bytes, "tkeep": spec.phy_bytes, "tlast": 1}
+        for bus, way, back, signals in (
+            ("tx", "input ", "output", beat),
+            ("rx", "output", "input ", beat),
+            ("clock", "output", "input ", {"tdata": 8}),
+        ):
+            for signal, bits in {**signals, "tvalid": 1, "tready": 1}.items():
                 direction = back if signal == "tready" else way
                 name = f"{bus}_axis_{signal}"
                 ports.append(f"    {direction} wire [{bits - 1}:0] {end}_{name}")

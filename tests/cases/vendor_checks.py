@@ -8,7 +8,7 @@ from pathlib import PurePath
 
 from cases.tcl_runs import run_tcl, split_list
 from cases.vendor_commands import COMMANDS, CONSTRAINTS, Calls
-from cases.vendor_modules import CLOCK_OF, SEGMENTS, SPACES, ip_of, module_of
+from cases.vendor_modules import CLOCK_OF, CLOCKED, SEGMENTS, SPACES, ip_of, module_of
 
 from fpgapipe.hw.hls_models.model.registers import RegisterMap
 
@@ -198,7 +198,7 @@ class Design:
         """Each interface has the clock of its partner, or a SmartConnect has both."""
         for end, partner in self.joined.items():
             name, _, bus = end.partition("/")
-            if not bus or self.cells[name].interfaces[bus][1] not in ("aximm", "axis"):
+            if not bus or self.cells[name].interfaces[bus][1] not in CLOCKED:
                 continue
             other = partner.partition("/")[0]
             if self.kinds[name] == "smartconnect":
@@ -314,6 +314,7 @@ def check_aurora_kernel(calls, files, link):
     assert kinds == {
         "tx_axis": "axis",
         "rx_axis": "axis",
+        "clock_axis": "unframed axis",
         "gt_port": "gt",
         "gt_refclk": "diff_clock",
     }
@@ -322,7 +323,7 @@ def check_aurora_kernel(calls, files, link):
         for each in calls.named("ipx::associate_bus_interfaces")
         if "-busif" in each.options
     }
-    assert clocked == {"tx_axis", "rx_axis"}
+    assert clocked == {"tx_axis", "rx_axis", "clock_axis"}
     assert [each.words[0] for each in calls.named("ipx::remove_bus_interface")] == ["init_clk"]
     mapped = {}
     for each in calls.named("set_property"):
@@ -391,8 +392,10 @@ def check_link_config(text, files, target):
             assert die in {each.name for each in target.board.fabric.dies}
         elif key == "stream_connect":
             source, sink = (each.split(".") for each in value.split(":"))
+            kinds = {instances[name].interfaces[bus][1] for name, bus in (source, sink)}
+            assert kinds in ({"axis"}, {"unframed axis"}), value
             for (name, bus), mode in ((source, "Master"), (sink, "Slave")):
-                assert instances[name].interfaces[bus] == (mode, "axis"), f"{name}.{bus}"
+                assert instances[name].interfaces[bus][0] == mode, f"{name}.{bus}"
                 assert (name, bus) not in streams, f"{name}.{bus} is joined twice"
                 streams.add((name, bus))
         else:
@@ -407,7 +410,7 @@ def check_link_config(text, files, target):
         (name, bus)
         for name, cell in instances.items()
         for bus, (_, kind) in cell.interfaces.items()
-        if kind == "axis"
+        if kind in ("axis", "unframed axis")
     }
     expected = {}
     for link in target.links:

@@ -42,9 +42,14 @@ _TO_MASTER = {
 }
 _SIGNALS = {
     "axis": {"TDATA", "TKEEP", "TLAST", "TVALID", "TREADY"},
+    "unframed axis": {"TDATA", "TVALID", "TREADY"},
     "gt": {"GRX_P", "GRX_N", "GTX_P", "GTX_N"},
     "diff_clock": {"CLK_P", "CLK_N"},
 }
+
+
+CLOCKED = ("aximm", "axis", "unframed axis")
+"""Kinds of interfaces that have a clock. Streams with frames and without are not joined."""
 
 
 def module_of(verilog):
@@ -76,6 +81,8 @@ def module_of(verilog):
         info = None
     for (bus, kind), found in signals.items():
         assert len(modes[bus]) == 1, f"{name}: {bus} is master and slave"
+        if kind == "axis" and not found & {"TKEEP", "TLAST"}:
+            kind = "unframed axis"
         assert found >= _SIGNALS.get(kind, set()), f"{name}: {bus} lacks signals"
         interfaces[bus] = (next(iter(modes[bus])), kind)
     clocks = {
@@ -84,7 +91,7 @@ def module_of(verilog):
         if "ASSOCIATED_BUSIF" in values
     }
     for clock, buses in clocks.items():
-        assert buses == {bus for bus, (_, kind) in interfaces.items() if kind in ("aximm", "axis")}
+        assert buses == {bus for bus, (_, kind) in interfaces.items() if kind in CLOCKED}
         assert parameters[clock]["ASSOCIATED_RESET"] in pins
     needed = {pin for pin, direction in pins.items() if direction == "I"}
     return name, Cell(interfaces, pins, needed, set(), clocks), widths

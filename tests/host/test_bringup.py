@@ -11,6 +11,7 @@ from transport_cases import Faulty
 from fpgapipe.host.driver.bringup import CAME, PACKET, TRIED_BYTES, Bringup
 from fpgapipe.host.driver.core_driver import CoreDriver
 from fpgapipe.host.driver.devices import Devices
+from fpgapipe.host.driver.link_clocks import LinkClock
 from fpgapipe.host.transports.modelled import ModelledCluster, ModelledTransport
 from fpgapipe.hw.hls_models.model.registers import RegisterMap
 
@@ -20,7 +21,7 @@ def pipeline():
     return pipeline_of(every_operator(SAMPLES), 2, "gpipe")
 
 
-def checked(pipeline, size=1 << 20, watch_s=0.01, **faults):
+def checked(pipeline, size=1 << 20, watch_s=0.01, clocks=None, **faults):
     """Results of all checks; the second device has the faults."""
     cores = [part.core for part in pipeline.parts]
     cluster = ModelledCluster(cores, [size + 8192] * 2, pipeline.wiring)
@@ -30,7 +31,7 @@ def checked(pipeline, size=1 << 20, watch_s=0.01, **faults):
         for name, core, way in zip(("front", "back"), cores, ways, strict=True)
     ]
     devices = Devices(drivers, pipeline.wiring, stall_s=0.2)
-    return list(Bringup(devices, [size, size], watch_s).run())
+    return list(Bringup(devices, [size, size], watch_s, clocks).run())
 
 
 def test_good_devices_pass_all_checks(pipeline):
@@ -97,6 +98,60 @@ def test_a_link_with_errors(pipeline):
     (wrong,) = failing(pipeline, read=lambda at, value: next(errors) if at == offset else value)
     assert wrong.check == "link"
     assert re.search(r"each way in [\d.]+ s there were 3 CRC_ERRORS at back", wrong.detail)
+
+
+REFERENCES_HZ = {161.1328125e6: 402.83203125e6, 156.25e6: 390.625e6}
+"""User clocks of four lanes of Aurora with the reference clocks that cards have."""
+
+
+def with_ticks(pipeline, ticks, phy_hz=402.83203125e6, known=1):
+    """Results of the checks of devices at 300 MHz, the second of which counts some ticks."""
+    register = RegisterMap(pipeline.parts[1].core)["LINK0_CLOCK"]
+    value = ticks | known << register.field("known").low
+    return checked(
+        pipeline,
+        clocks={(0, 0): LinkClock(300e6, 300e6), (1, 0): LinkClock(300e6, phy_hz)},
+        read=lambda at, read: value if at == register.offset else read,
+    )
+
+
+def test_the_clocks_of_links():
+    """1,375 ticks in 16,384 cycles at 300 MHz are 402.83 MHz; so are 2 % more and less."""
+    for reference_hz, phy_hz in REFERENCES_HZ.items():
+        clock = LinkClock(300e6, phy_hz)
+        ticks = 16384 * phy_hz / 300e6 / 16
+        for share in (0.985, 1, 1.015):
+            assert clock.fault(round(ticks * share)) is None
+        for share in (0.5, 0.97, 1.03, 2, 8):
+            assert "should have" in clock.fault(round(ticks * share)), reference_hz
+        assert clock.fault(0).startswith("no clock comes from its PHY")
+    assert LinkClock(300e6, None).fault(5) is None
+    assert LinkClock(300e6, None).fault(0) is not None
+
+
+def test_clocks_are_named(pipeline):
+    last = with_ticks(pipeline, 1375)[-1]
+    assert last.passed
+    assert last.detail.endswith("; clocks of the PHYs: 300 MHz at front, 402.8 MHz at back")
+    assert "402.8 MHz at back" in with_ticks(pipeline, 1375, None)[-1].detail
+
+
+@pytest.mark.parametrize(
+    ("ticks", "message"),
+    [
+        (1333, "its PHY's clock has 390.5 MHz, if the core runs at 300 MHz, and should have 402.8"),
+        (0, "no clock comes from its PHY: transceivers need their reference clock, plain pins"),
+    ],
+)
+def test_a_wrong_reference_clock(pipeline, ticks, message):
+    (wrong,) = [each for each in with_ticks(pipeline, ticks) if not each.passed]
+    assert wrong.check == "link"
+    assert wrong.detail.startswith(f"the link works, but link 0 of back: {message}")
+
+
+def test_a_clock_that_is_never_counted(pipeline):
+    (wrong,) = [each for each in with_ticks(pipeline, 0, known=0) if not each.passed]
+    assert "link 0 has not counted the clock of its PHY" in wrong.detail
 
 
 def test_a_link_with_errors_under_load_alone(pipeline):

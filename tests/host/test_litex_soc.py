@@ -10,7 +10,6 @@ import pytest
 pytest.importorskip("litex", reason="LiteX is not installed: pip install 'fpgapipe[litex]'")
 
 import json
-from importlib.resources import files
 
 import numpy as np
 from litex_soc_cases import PORTS, built, cluster_file, compiled, packaged, servers, transports
@@ -19,6 +18,7 @@ from package_cases import target_of
 from fpgapipe.host.driver.bringup import Bringup
 from fpgapipe.host.driver.core_driver import CoreDriver
 from fpgapipe.host.driver.devices import Devices
+from fpgapipe.host.driver.link_clocks import LinkClock
 
 
 @pytest.mark.sim
@@ -29,10 +29,13 @@ def test_two_socs_are_brought_up(tmp_path):
     with transports(*compiled(packaged(tmp_path), num_boards=2)) as ways:
         drivers = [CoreDriver(name, core, way) for name, way in zip("ab", ways, strict=True)]
         devices = Devices(drivers, [((0, 0), (1, 0))], stall_s=100)
-        found = list(Bringup(devices, [1 << 25] * 2, watch_s=0.1).run())
+        # The clock of the pins is half of the other board's.
+        clocks = {(number, 0): LinkClock(40e6, 20e6) for number in range(2)}
+        found = list(Bringup(devices, [1 << 25] * 2, 0.1, clocks).run())
         assert all(each.passed for each in found), found
         assert len(found) == 9
         assert found[-1].check == "link"
+        assert "; clocks of the PHYs: 20 MHz at a, 20 MHz at b" in found[-1].detail
         assert all(driver.link_counters(0, ["RX_WORDS"])["RX_WORDS"] for driver in drivers)
         data = np.random.default_rng(0).integers(0, 256, 5000, dtype=np.uint8)
         ways[0].write((1 << 25) - 5001, data)
@@ -62,22 +65,12 @@ def test_a_step_of_a_soc_equals_the_model(cli, tmp_path):
     assert found["devices"] == 1
 
 
-LARGER = {"83_640": "125_000", "bram18: 208": "bram18: 400", "dsp: 156": "dsp: 200"}
-"""Numbers of a part that holds a small core with a link of 64 bytes; the ULX3S's does not."""
-
-
 @pytest.mark.sim
 @pytest.mark.slow  # the cores with links take minutes to be compiled
 def test_a_step_of_two_socs_equals_the_model(cli, tmp_path):
     """A pipeline over two boards: activations and gradients go over the pins."""
-    text = (files("fpgapipe.boards") / "ulx3s.yaml").read_text()
-    for old, new in LARGER.items():
-        assert old in text
-        text = text.replace(old, new)
-    board = tmp_path / "ulx3s.yaml"
-    board.write_text(text)
-    build, package = built(tmp_path / "b", str(board), 2, array=(4, 4), scratchpad_bytes=1 << 14)
+    build, package = built(tmp_path / "b", "ulx3s", 2, array=(8, 2))
     assert build.cores[0] == build.cores[1]
     assert all(len(core.links) == 1 for core in build.cores)
-    found = trained(tmp_path, board, package, cli, num_boards=2)
+    found = trained(tmp_path, "ulx3s", package, cli, num_boards=2)
     assert found["devices"] == 2

@@ -13,6 +13,7 @@ from fpgapipe.errors import UserError
 from fpgapipe.host.build.build import open_build
 from fpgapipe.host.cli.main import main
 from fpgapipe.host.package import target
+from fpgapipe.host.package.clocks import read_clocks
 from fpgapipe.host.package.target import check_boards
 
 
@@ -105,8 +106,11 @@ def test_a_whole_build(tmp_path, capsys):
     out = capsys.readouterr().out
     assert f"packaged for pynq in {folder}/package/pynq" in out
     built = open_build(folder)
-    places = sorted((folder / "package" / "pynq").iterdir())
+    package = folder / "package"
+    places = sorted(each for each in (package / "pynq").iterdir() if each.is_dir())
     assert [each.name for each in places] == ["0-zcu102-0", "1-zcu102-1"]
+    # A lane of 10.3125 Gb/s, 64 bits a cycle.
+    assert read_clocks(package, [1, 1]) == [[161.1328125e6]] * 2
     for index, place in enumerate(places):
         script = (place / "build.tcl").read_text()
         calls = run_tcl(script, COMMANDS)

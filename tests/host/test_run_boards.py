@@ -1,6 +1,7 @@
 """`run` and `bringup` with boards: files of the XDMA driver in front of models."""
 
 import json
+import re
 
 import numpy as np
 import pytest
@@ -107,6 +108,35 @@ def test_bringup_says_what_is_wrong(lab, cli):
     assert not found["passed"]
     wrong = [each for each in found["checks"] if not each["passed"]]
     assert [each["check"] for each in wrong] == ["memory", "memory", "links"]
+
+
+def test_bringup_compares_the_clocks_of_links(lab, cli):
+    """The model's PHY has the core's clock, here 300 MHz; a package says what it should have."""
+    build, _ = lab
+    package = build.folder / "package" / "vivado"
+    package.mkdir(parents=True)
+    core_hz = [stage.core.clk_hz for stage in build.plan.stages]
+    shown = " at .*, ".join(f"{each / 1e6:.4g} MHz" for each in core_hz)
+
+    def last(text=None):
+        if text is not None:
+            (package / "clocks.json").write_text(text)
+        code, out, err = cli("bringup", "b", *BOARDS, "--watch", 0.01)
+        return code, out.splitlines()[-1] if out else err
+
+    code, line = last()
+    assert code == 0
+    assert re.search(f"; clocks of the PHYs: {shown} at", line), line
+    assert last(json.dumps({"phy_clock_hz": [[each] for each in core_hz]}))[0] == 0
+    code, line = last(json.dumps({"phy_clock_hz": [[each * 1.0313] for each in core_hz]}))
+    assert code == 1
+    assert "its PHY's clock has" in line
+    for text in ("", "{", "[]", "{}", '{"phy_clock_hz": [[1]]}', '{"phy_clock_hz": [[1], [-1]]}',
+                 '{"phy_clock_hz": [[1], [NaN]]}', '{"phy_clock_hz": [["x"], [1]]}',
+                 '{"phy_clock_hz": 3}', '{"phy_clock_hz": [[1, 2], [1]]}'):  # fmt: skip
+        code, line = last(text)
+        assert code == 2, text
+        assert "clocks.json does not have the frequency of each link's clock" in line
 
 
 def test_models_can_be_brought_up_without_boards(lab, cli):

@@ -14,6 +14,7 @@ TESTS = (
     "beats_of_aurora_are_joined",
     "aurora_never_waits",
     "resets_are_long_enough",
+    "the_clock_of_aurora_ticks",
 )
 SPECS = [
     AuroraSpec(64, 4, reset_cycles=50),

@@ -24,6 +24,7 @@ from fpgapipe.hw.hls_models.model.registers import RegisterMap
 from fpgapipe.hw.hls_models.model.sequencer import SequencerSpec, check
 from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec, ScratchpadSpec
 from fpgapipe.hw.hls_models.spec.link import LinkEngineSpec, LinkState
+from fpgapipe.hw.hls_models.spec.link_clock import METER_CYCLES, clock_ratio
 from fpgapipe.hw.rtl.device import Device
 from fpgapipe.sim_tb.cluster.cluster import Cluster
 from fpgapipe.sim_tb.cluster.cluster_nodes import Node, cable
@@ -146,6 +147,19 @@ class Pair:
     def statuses(self):
         names = ("done", "error", "running")
         return [[self.read(n, "STATUS", name) for name in names] for n in range(2)]
+
+
+def test_the_clock_of_a_phy_is_counted(library):
+    """A simulated PHY has the clock of its core, whatever its wire carries."""
+    with Pair(library, WIRES["bad"]) as pair:
+        pair.enable()
+        counted = [(n, f"LINK{each}_CLOCK") for n in range(2) for each in range(2)]
+        assert not any(pair.read(*each, "known") for each in counted)
+        pair.cluster.begin(1 << 20)
+        pair.cluster.advance(METER_CYCLES)
+        for each in counted:
+            assert pair.read(*each, "known")
+            assert clock_ratio(pair.read(*each, "ticks")) == 1
 
 
 def run_models(programs, data):

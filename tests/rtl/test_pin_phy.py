@@ -11,6 +11,7 @@ TESTS = (
     "bytes_of_the_link_go_out",
     "pins_change_when_the_clock_falls",
     "bytes_of_the_pins_are_joined",
+    "the_clock_of_the_pins_ticks",
 )
 
 

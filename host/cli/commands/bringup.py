@@ -13,6 +13,8 @@ from fpgapipe.host.cli.options.options import build_folder, command
 if TYPE_CHECKING:
     from fpgapipe.host.build.build import Build
     from fpgapipe.host.driver.bringup import Checked
+    from fpgapipe.host.driver.devices import End
+    from fpgapipe.host.driver.link_clocks import LinkClock
     from fpgapipe.host.driver.transport import Transport
 
 
@@ -47,8 +49,9 @@ def bringup(
 
     The steps are: the loaded core is that of the build; registers keep what is written; so does
     memory; the core reads and writes the memory that the host sees; each link comes up, carries a
-    packet each way, and has no errors. What fails is said with what to do about it, and the exit
-    code is 1. What the memory of the devices holds is lost.
+    packet each way, has no errors, and its PHY has the clock that the package was made for. What
+    fails is said with what to do about it, and the exit code is 1. What the memory of the devices
+    holds is lost.
     """
     from pathlib import Path
 
@@ -69,7 +72,8 @@ def bringup(
     devices = Devices(drivers, build.pipeline.wiring)
     found = []
     try:
-        checks = Bringup(devices, [part.memory_bytes for part in parts], watch_s)
+        sizes = [part.memory_bytes for part in parts]
+        checks = Bringup(devices, sizes, watch_s, link_clocks(build, is_board=opening is not None))
         for checked in checks.run():
             found.append(checked)
             if not as_json:
@@ -80,6 +84,23 @@ def bringup(
     if as_json:
         print_json({"passed": passed, "checks": [vars(checked) for checked in found]})
     return 0 if passed else 1
+
+
+def link_clocks(build: Build, *, is_board: bool) -> dict[End, LinkClock]:
+    """Clocks at all ends of links: a simulated PHY has the clock of its core."""
+    from fpgapipe.host.driver.link_clocks import LinkClock
+    from fpgapipe.host.package.clocks import read_clocks
+    from fpgapipe.host.package.package import PACKAGE
+
+    num_links = [len(core.links) for core in build.cores]
+    read = read_clocks(build.folder / PACKAGE, num_links) if is_board else None
+    found = {}
+    for number, stage in enumerate(build.plan.stages):
+        core_hz = stage.core.clk_hz
+        for link in range(num_links[number]):
+            phy_hz = (read[number][link] if read else None) if is_board else core_hz
+            found[number, link] = LinkClock(core_hz, phy_hz)
+    return found
 
 
 def without_boards(build: Build, backend: str) -> list[Transport]:

@@ -11,6 +11,7 @@ from fpgapipe.hw.hls_models.isa.vector_op import NUM_SCALARS
 from fpgapipe.hw.hls_models.model.sequencer import SequencerSpec
 from fpgapipe.hw.hls_models.spec.core_spec import VERSION, CoreSpec
 from fpgapipe.hw.hls_models.spec.link import DELIVERED_BITS, NUM_CHANNELS, LinkEngineSpec
+from fpgapipe.hw.hls_models.spec.link_clock import METER_BITS, METER_CYCLES, TICK_CYCLES
 
 MAGIC = int.from_bytes(b"FPGP", "little")
 """Value of the register ID."""
@@ -465,6 +466,22 @@ def _link(spec: CoreSpec, link: int) -> Iterator[Register]:
         "`fpgapipe.hw.hls_models.spec.link.LinkEngineSpec`.",
         fields,
         reset=value,
+    )
+    yield Register(
+        f"{name}CLOCK",
+        base + 0x18,
+        Kind.STATUS,
+        "How fast the PHY's clock is.",
+        (
+            BitField(
+                "ticks",
+                0,
+                METER_BITS,
+                f"Cycles of the PHY's clock, divided by {TICK_CYCLES}, in {METER_CYCLES:,} of the "
+                "core's clock.",
+            ),
+            BitField("known", METER_BITS, 1, "As many have passed since the reset."),
+        ),
     )
     for offset, prefix, meaning in (
         (0x20, "DELIVERED", "Words that this end has handed out this session"),

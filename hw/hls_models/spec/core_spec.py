@@ -9,7 +9,7 @@ from fpgapipe.hw.hls_models.isa.instructions import MAX_LINKS, WORD_BYTES
 from fpgapipe.hw.hls_models.spec.link import LinkEngineSpec
 from fpgapipe.hw.hls_models.spec.systolic import SystolicSpec
 
-VERSION = 3
+VERSION = 4
 """Version of the instructions and registers; a core reports it in a register."""
 
 

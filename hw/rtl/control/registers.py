@@ -15,6 +15,7 @@ from fpgapipe.hw.hls_models.model.registers import (
 from fpgapipe.hw.hls_models.model.sequencer import SequencerSpec
 from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec
 from fpgapipe.hw.hls_models.spec.link import DELIVERED_BITS, NUM_CHANNELS, SESSION_BITS
+from fpgapipe.hw.hls_models.spec.link_clock import METER_BITS
 from fpgapipe.hw.rtl.lib.queue import QueueState
 
 OKAY, SLVERR = 0, 2
@@ -68,6 +69,9 @@ class LinkPort(wiring.Signature):
         out when it was reset, for each channel.
     peer_delivered_known : In(1)
         Whether `peer_delivered` is known.
+    ticks : In
+    ticks_known : In(1)
+        What a `fpgapipe.hw.rtl.link.link_clock.ClockMeter` says of the PHY's clock.
     """
 
     def __init__(self):
@@ -82,6 +86,8 @@ class LinkPort(wiring.Signature):
                 "delivered": In(DELIVERED_BITS).array(NUM_CHANNELS),
                 "peer_delivered": In(DELIVERED_BITS).array(NUM_CHANNELS),
                 "peer_delivered_known": In(1),
+                "ticks": In(METER_BITS),
+                "ticks_known": In(1),
             }
         )
 
@@ -222,11 +228,12 @@ class Registers(wiring.Component):
         }
 
     def _shown(self):
-        """Values of STATUS and SESSIONS of links, and states of queues, by register name."""
+        """Values of STATUS, SESSIONS and CLOCK of links, and states of queues, by register name."""
         values = {}
         for number, link in enumerate(self.links):
             values[f"LINK{number}_STATUS"] = Cat(link.state, link.peer_delivered_known)
             values[f"LINK{number}_SESSIONS"] = Cat(link.session, link.peer)
+            values[f"LINK{number}_CLOCK"] = Cat(link.ticks, link.ticks_known)
         for number, queue in enumerate(self.queues):
             values[f"QUEUE{number}_HEAD"] = queue.head
             values[f"QUEUE{number}_OLDEST"] = queue.oldest

@@ -8,6 +8,7 @@ from amaranth.lib.wiring import In, Out
 
 from fpgapipe.hw.hls_models.spec.aurora import RELEASE_CYCLES, AuroraSpec
 from fpgapipe.hw.rtl.link.link_beats import FRAME_BEAT_LAST_KEEP
+from fpgapipe.hw.rtl.link.link_clock import ClockTicks
 
 
 class AuroraBridge(wiring.Component):
@@ -34,6 +35,8 @@ class AuroraBridge(wiring.Component):
         of the rest for `RELEASE_CYCLES` more.
     s_axis_*, m_axis_* :
         AXI4-Streams of `phy_bytes` from and to the link, in the core's clock.
+    m_axis_clock_tvalid, m_axis_clock_tdata, m_axis_clock_tready :
+        AXI4-Stream of ticks of `user_clk`, see `ClockTicks`. Its data are 0, and it does not wait.
     tx_*, rx_* :
         Streams to and from Aurora, in its clock.
     """
@@ -60,6 +63,9 @@ class AuroraBridge(wiring.Component):
                 "m_axis_tlast": Out(1),
                 "m_axis_tvalid": Out(1),
                 "m_axis_tready": In(1),
+                "m_axis_clock_tdata": Out(8),
+                "m_axis_clock_tvalid": Out(1),
+                "m_axis_clock_tready": In(1),
                 "tx_tdata": Out(8 * narrow),
                 "tx_tkeep": Out(narrow),
                 "tx_tlast": Out(1),
@@ -83,6 +89,8 @@ class AuroraBridge(wiring.Component):
         ]
         for domain in ("user", "init"):
             m.submodules[f"{domain}_reset"] = ResetSynchronizer(self.rst, domain=domain)
+        m.submodules.ticks = ticks = ClockTicks("user", "core")
+        m.d.comb += self.m_axis_clock_tvalid.eq(ticks.valid)
         self._hold_resets(m)
         self._send(m)
         self._receive(m)

@@ -7,6 +7,7 @@ from amaranth.lib.fifo import AsyncFIFO
 from amaranth.lib.wiring import In, Out
 
 from fpgapipe.hw.hls_models.spec.pins import PinsSpec
+from fpgapipe.hw.rtl.link.link_clock import ClockTicks
 
 
 class PinPhy(wiring.Component):
@@ -23,6 +24,8 @@ class PinPhy(wiring.Component):
     s_axis_*, m_axis_* :
         AXI4-Streams of `phy_bytes` from and to the link. `m_axis_tready` is not looked at, since a
         link is always ready.
+    m_axis_clock_tvalid, m_axis_clock_tdata, m_axis_clock_tready :
+        AXI4-Stream of ticks of `in_clock`, see `ClockTicks`. Its data are 0, and it does not wait.
     out_clock, out_valid, out_last, out_data : Out
         Pins to the other board. `out_valid`, `out_last` and `out_data` change when `out_clock`
         falls.
@@ -47,6 +50,9 @@ class PinPhy(wiring.Component):
                 "m_axis_tlast": Out(1),
                 "m_axis_tvalid": Out(1),
                 "m_axis_tready": In(1),
+                "m_axis_clock_tdata": Out(8),
+                "m_axis_clock_tvalid": Out(1),
+                "m_axis_clock_tready": In(1),
                 "out_clock": Out(1),
                 "out_valid": Out(1),
                 "out_last": Out(1),
@@ -68,6 +74,8 @@ class PinPhy(wiring.Component):
             ClockSignal("wire").eq(self.in_clock),
         ]
         m.submodules.wire_reset = ResetSynchronizer(self.rst, domain="wire")
+        m.submodules.ticks = ticks = ClockTicks("wire", "core")
+        m.d.comb += self.m_axis_clock_tvalid.eq(ticks.valid)
         self._send(m)
         self._receive(m)
         return m

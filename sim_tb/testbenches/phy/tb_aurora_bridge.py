@@ -11,6 +11,7 @@ from cocotb.triggers import ClockCycles, RisingEdge
 from fpgapipe.hw.hls_models.model.aurora import AuroraBeat, received, sent
 from fpgapipe.hw.hls_models.spec.aurora import RELEASE_CYCLES, AuroraSpec
 from fpgapipe.hw.hls_models.spec.link import TRAILER_BYTES
+from fpgapipe.hw.hls_models.spec.link_clock import TICK_CYCLES
 from fpgapipe.hw.hls_models.spec.pins import PinsSpec
 from fpgapipe.sim_tb.drivers.stream import parameters
 
@@ -55,6 +56,15 @@ async def send_words(dut: Any, beats: list[AuroraBeat], rng: random.Random, rate
         while not dut.s_axis_tready.value:
             await RisingEdge(dut.clk)
         dut.s_axis_tvalid.value = 0
+
+
+async def ticks_in(dut: Any, cycles: int) -> int:
+    """Ticks of the PHY's clock that the core gets in some cycles."""
+    found = 0
+    for _ in range(cycles):
+        await RisingEdge(dut.clk)
+        found += int(dut.m_axis_clock_tvalid.value)
+    return found
 
 
 async def take_sent(
@@ -201,3 +211,11 @@ async def resets_are_long_enough(dut: Any) -> None:
         await ClockCycles(dut.clk, 3)
         dut.rst.value = 0
         await ClockCycles(dut.init_clk, 3)
+
+
+@cocotb.test(timeout_time=2000, timeout_unit="us")
+async def the_clock_of_aurora_ticks(dut: Any) -> None:
+    """The core gets a tick for 16 cycles of Aurora's clock."""
+    await started(dut)
+    cycles = 20 * TICK_CYCLES * CLOCKS_PS["user_clk"] // CLOCKS_PS["clk"]
+    assert 19 <= await ticks_in(dut, cycles) <= 21

@@ -5,13 +5,15 @@ from typing import Any
 
 import cocotb
 from cocotb.clock import Clock
-from cocotb.triggers import with_timeout
+from cocotb.triggers import RisingEdge, with_timeout
 
 from fpgapipe.hw.hls_models.spec.link import TRAILER_BYTES
+from fpgapipe.hw.hls_models.spec.link_clock import TICK_CYCLES
 from fpgapipe.sim_tb.drivers.axi_stream import AxiStreamDriver, AxiStreamSink
-from fpgapipe.sim_tb.drivers.stream import start
+from fpgapipe.sim_tb.drivers.stream import PERIOD_NS, start
 
 NUM_FRAMES = 8
+USER_NS = 7
 
 
 def frames_of(rng: random.Random) -> list[bytes]:
@@ -23,7 +25,7 @@ def frames_of(rng: random.Random) -> list[bytes]:
 async def frames_pass_both_ways(dut: Any) -> None:
     """Frames go through module, lanes and module, in both directions at a time, unchanged."""
     rng = random.Random(cocotb.RANDOM_SEED)
-    cocotb.start_soon(Clock(dut.user_clk, 7, "ns").start())
+    cocotb.start_soon(Clock(dut.user_clk, USER_NS, "ns").start())
     cocotb.start_soon(Clock(dut.init_clk, 13, "ns").start())
     await start(dut)
     sent = {}
@@ -39,3 +41,9 @@ async def frames_pass_both_ways(dut: Any) -> None:
     receivers = {end: cocotb.start_soon(receive(end)) for end in sent}
     for end, receiver in receivers.items():
         assert await with_timeout(receiver, 1000, "us") == sent[end]
+    ticks = dict.fromkeys(sent, 0)
+    for _ in range(20 * TICK_CYCLES * USER_NS // PERIOD_NS):
+        await RisingEdge(dut.clk)
+        for end in ticks:
+            ticks[end] += int(getattr(dut, f"{end}_clock_axis_tvalid").value)
+    assert all(19 <= each <= 21 for each in ticks.values()), "the core hears of the user clock"

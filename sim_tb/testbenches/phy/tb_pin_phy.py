@@ -8,9 +8,10 @@ from cocotb.clock import Clock
 from cocotb.triggers import ClockCycles, Edge, RisingEdge, Timer
 
 from fpgapipe.hw.hls_models.model.aurora import AuroraBeat, received, sent
+from fpgapipe.hw.hls_models.spec.link_clock import TICK_CYCLES
 from fpgapipe.hw.hls_models.spec.pins import PinsSpec
 from fpgapipe.sim_tb.drivers.stream import parameters
-from fpgapipe.sim_tb.testbenches.phy.tb_aurora_bridge import frame, send_words
+from fpgapipe.sim_tb.testbenches.phy.tb_aurora_bridge import frame, send_words, ticks_in
 
 CLOCK_PS, WIRE_PS = 20_000, 39_900
 """Periods: a core at 50 MHz, and the clock of another board, a quarter of a percent faster."""
@@ -134,3 +135,17 @@ async def bytes_of_the_pins_are_joined(dut: Any) -> None:
         assert marks == (beat.last, beat.keep), f"beat {number}"
         valid = (beat.keep or 0).bit_length()
         assert found[:valid] == beat.data[:valid], f"beat {number}"
+
+
+@cocotb.test(timeout_time=4000, timeout_unit="us")
+async def the_clock_of_the_pins_ticks(dut: Any) -> None:
+    """The core gets a tick for 16 periods of the other board's clock, and none if it stands."""
+    await started(dut)
+    assert await ticks_in(dut, 500) == 0
+    clock = Clock(dut.in_clock, WIRE_PS, unit="ps")
+    clock.start()
+    cycles = 20 * TICK_CYCLES * WIRE_PS // CLOCK_PS
+    assert 19 <= await ticks_in(dut, cycles) <= 21
+    clock.stop()
+    await ClockCycles(dut.clk, 4)
+    assert await ticks_in(dut, 500) == 0

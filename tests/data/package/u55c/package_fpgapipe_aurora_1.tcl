@@ -27,6 +27,7 @@ ipx::infer_bus_interface ap_rst_n xilinx.com:signal:reset_rtl:1.0 $core
 ipx::remove_bus_interface init_clk $core
 ipx::associate_bus_interfaces -busif tx_axis -clock ap_clk $core
 ipx::associate_bus_interfaces -busif rx_axis -clock ap_clk $core
+ipx::associate_bus_interfaces -busif clock_axis -clock ap_clk $core
 ipx::associate_bus_interfaces -clock ap_clk -reset ap_rst_n $core
 
 set bus [ipx::add_bus_interface -quiet gt_port $core]
