@@ -291,13 +291,9 @@ COEFFICIENTS = {
             "receive engine 1,121 and 1,522, less the bytes of width",
         ),
         Coefficient(
-            "link clock", "link", 7, 45, 0, 0, "counted",
-            _COUNTED + "what counts the clock of its PHY",
-        ),
-        Coefficient(
-            "packet control", "link", 2657, 2, 0, 0, "counted",
+            "packet control", "link", 2664, 47, 0, 0, "counted",
             _COUNTED + "what the sequencer (1,133 LUT: two queues) and registers (1,520) grow by, "
-            "and the arbiter of readers. One link",
+            "the arbiter of readers, and the count of a clock (7 LUT, 45 FF). One link",
         ),
         Coefficient(
             "writers", "byte of the bus", 6.4, 1.6, 0, 0, "counted",
@@ -599,7 +595,6 @@ def links(specs: Sequence[LinkEngineSpec], bus_bytes: int) -> Resources:
             found += memory(1 << (rows - 1).bit_length(), bits, granule_bits)
         sent = most_send_words(spec.port_bytes) * spec.parts
         found += memory(sent, 8 * spec.port_bytes + 1)
-        for block in ("packet control", "link clock"):
-            found += COEFFICIENTS[block].resources
+        found += COEFFICIENTS["packet control"].resources
         found += COEFFICIENTS["writer"].resources * bus_bytes
     return found + COEFFICIENTS["writers"].resources * (bus_bytes if specs else 0)
