@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from fpgapipe.errors import UserError
+from fpgapipe.host.driver.core_driver import DeviceFault
 from fpgapipe.host.driver.device_memory import DeviceMemory
 from fpgapipe.host.driver.devices import Devices
 from fpgapipe.hw.hls_models.isa.instructions import Instruction, Opcode, encode
@@ -161,7 +162,10 @@ class Bringup:
         drivers = [self._devices.drivers[number] for number, _ in pair]
         joined = Devices(drivers, [((0, pair[0][1]), (1, pair[1][1]))])
         joined.abort()  # and parts of packets
-        joined.links_up()
+        try:
+            joined.links_up()
+        except DeviceFault as error:
+            raise UserError("\n".join([str(error), *self._clock_faults(pair)])) from None
         for driver, (_, link) in zip(drivers, pair, strict=True):
             program = [
                 Instruction(Opcode.SEND, signal=(0,), body=packet(SENT, PACKET), engine=link),
@@ -180,33 +184,41 @@ class Bringup:
         went = f"{count * PACKET:,} bytes went each way in {took_s:.2g} s"
         if found:
             said = ", ".join(f"{count} {name}" for name, count in found.items())
-            raise UserError(
+            lines = [
                 f"the link works, but while {went} there were {said}: look at the cable, "
-                "the modules, and the reference clock of the transceivers"
-            )
-        clocks = self._phy_clocks(joined, pair, count)
-        return f"up; {went}, and no frame was damaged or sent again{clocks}"
-
-    def _phy_clocks(self, joined: Devices, pair: tuple[End, ...], count: int) -> str:
-        """Compare the clocks of both PHYs with those that they should have, and name them."""
-        lines, wrong = [], []
-        for end in pair:
-            if end not in self._clocks:
-                continue
-            clock, driver = self._clocks[end], self._devices.drivers[end[0]]
-            # Simulated time passes with programs alone.
-            for more in range(METER_CYCLES // PACKET_CYCLES):
-                if (ticks := driver.phy_ticks(end[1])) is not None:
-                    break
-                self._exchange(joined, count + more)
-            else:
-                raise driver.fault(f"link {end[1]} has not counted the clock of its PHY")
-            fault = clock.fault(ticks)
-            wrong += [f"link {end[1]} of {driver.name}: {fault}"] if fault else []
-            lines.append(f"{clock.found(ticks)} at {driver.name}")
-        if wrong:
+                "the modules, and the reference clock of the transceivers",
+                *self._clock_faults(pair),
+            ]
+            raise UserError("\n".join(lines))
+        # Simulated time passes with programs alone.
+        for more in range(METER_CYCLES // PACKET_CYCLES):
+            if None not in self._ticks(pair).values():
+                break
+            self._exchange(joined, count + more)
+        if wrong := self._clock_faults(pair):
             raise UserError("the link works, but " + "\n".join(wrong))
-        return f"; clocks of the PHYs: {', '.join(lines)}" if lines else ""
+        clocks = [
+            f"{self._clocks[end].found(ticks or 0)} at {self._devices.drivers[end[0]].name}"
+            for end, ticks in self._ticks(pair).items()
+        ]
+        named = f"; clocks of the PHYs: {', '.join(clocks)}" if clocks else ""
+        return f"up; {went}, and no frame was damaged or sent again{named}"
+
+    def _ticks(self, pair: tuple[End, End]) -> dict[End, int | None]:
+        """Ticks of the clocks at those ends whose clocks are looked at; None if not yet counted."""
+        return {
+            (number, link): self._devices.drivers[number].phy_ticks(link)
+            for number, link in pair
+            if (number, link) in self._clocks
+        }
+
+    def _clock_faults(self, pair: tuple[End, End]) -> list[str]:
+        """What is wrong with the clocks of a link's PHYs."""
+        return [
+            f"link {link} of {self._devices.drivers[number].name}: {fault}"
+            for (number, link), ticks in self._ticks(pair).items()
+            if (fault := self._clocks[number, link].fault(ticks))
+        ]
 
     def _exchange(self, joined: Devices, number: int) -> None:
         """Send a packet of new random bytes each way, and compare what comes."""

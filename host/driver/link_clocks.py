@@ -31,8 +31,16 @@ class LinkClock:
         """Return the frequency for a number of ticks, in words: ``402.8 MHz``."""
         return f"{self.core_hz * clock_ratio(ticks) / 1e6:.4g} MHz"
 
-    def fault(self, ticks: int) -> str | None:
-        """Say what is wrong with a number of ticks and what to do; None if nothing is."""
+    def fault(self, ticks: int | None) -> str | None:
+        """Say what is wrong with a number of ticks and what to do; None if nothing is.
+
+        Parameters
+        ----------
+        ticks : int or None
+            What the core has counted; None if it has not.
+        """
+        if ticks is None:
+            return "the core has not counted the clock of its PHY"
         if not ticks:
             return (
                 "no clock comes from its PHY: transceivers need their reference clock, plain pins "

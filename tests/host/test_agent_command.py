@@ -91,6 +91,10 @@ def test_a_run_through_an_agent(lab, cli):
     place = free_place()
     written(at(place), at(place))
     boards = ("--backend", "agent", "--cluster", "lab.yaml")
+    # The clocks of a package are those of boards, and the agent has models.
+    (build.folder / "package" / "vivado").mkdir(parents=True)
+    clocks = build.folder / "package" / "vivado" / "clocks.json"
+    clocks.write_text(json.dumps({"phy_clock_hz": [[161.1328125e6]] * 2}))
     with started(place, "--backend", "model", "--build", "b") as process:
         code, out, err = cli("bringup", "b", *boards, "--watch", 0.01)
         assert code == 0, err

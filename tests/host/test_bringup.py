@@ -151,7 +151,35 @@ def test_a_wrong_reference_clock(pipeline, ticks, message):
 
 def test_a_clock_that_is_never_counted(pipeline):
     (wrong,) = [each for each in with_ticks(pipeline, 0, known=0) if not each.passed]
-    assert "link 0 has not counted the clock of its PHY" in wrong.detail
+    assert "link 0 of back: the core has not counted the clock of its PHY" in wrong.detail
+
+
+def test_a_wrong_reference_clock_keeps_a_link_down(pipeline, monkeypatch):
+    """The other end hears nothing then; the clock says why."""
+    monkeypatch.setattr(Devices.links_up, "__defaults__", (0.2,))
+    registers = RegisterMap(pipeline.parts[1].core)
+    clock, enable = registers["LINK0_CLOCK"], registers.offset("LINK0_ENABLE")
+    value = 1333 | clock.field("known").mask
+    (wrong,) = failing(
+        pipeline,
+        clocks={(1, 0): LinkClock(300e6, 402.83203125e6)},
+        read=lambda at, read: value if at == clock.offset else read,
+        write=lambda at, written: None if at == enable else written,
+    )
+    assert wrong.detail.startswith("the link between front and back did not come up in 0.2 s")
+    assert "link 0 of back: its PHY's clock has 390.5 MHz" in wrong.detail.splitlines()[-1]
+
+
+def test_a_link_that_no_clock_reaches(pipeline, monkeypatch):
+    monkeypatch.setattr(Devices.links_up, "__defaults__", (0.2,))
+    registers = RegisterMap(pipeline.parts[1].core)
+    clock, enable = registers["LINK0_CLOCK"], registers.offset("LINK0_ENABLE")
+    (wrong,) = failing(
+        pipeline,
+        read=lambda at, read: clock.field("known").mask if at == clock.offset else read,
+        write=lambda at, written: None if at == enable else written,
+    )
+    assert wrong.detail.splitlines()[-1].endswith(", and no clock comes from its PHY")
 
 
 def test_a_link_with_errors_under_load_alone(pipeline):

@@ -11,6 +11,8 @@ from fpgapipe.host.cli.options import ranges
 from fpgapipe.host.cli.options.options import build_folder, command
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from fpgapipe.host.build.build import Build
     from fpgapipe.host.driver.bringup import Checked
     from fpgapipe.host.driver.devices import End
@@ -18,11 +20,15 @@ if TYPE_CHECKING:
     from fpgapipe.host.driver.transport import Transport
 
 
+SIMULATED = ("sim", "model")
+"""Backends without boards, and what agents say of devices that they simulate."""
+
+
 @command("bringup", example="fpgapipe bringup out/digits-cnn --backend model")
 @click.argument("folder", metavar="DIR", required=False, type=click.Path(), callback=build_folder)
 @click.option(
     "--backend",
-    type=click.Choice(["sim", "model", *BOARDS]),
+    type=click.Choice([*SIMULATED, *BOARDS]),
     required=True,
     help="How devices are reached: boards, or simulated devices or models to see what is checked.",
 )
@@ -73,7 +79,7 @@ def bringup(
     found = []
     try:
         sizes = [part.memory_bytes for part in parts]
-        checks = Bringup(devices, sizes, watch_s, link_clocks(build, is_board=opening is not None))
+        checks = Bringup(devices, sizes, watch_s, link_clocks(build, ways))
         for checked in checks.run():
             found.append(checked)
             if not as_json:
@@ -86,19 +92,21 @@ def bringup(
     return 0 if passed else 1
 
 
-def link_clocks(build: Build, *, is_board: bool) -> dict[End, LinkClock]:
-    """Clocks at all ends of links: a simulated PHY has the clock of its core."""
+def link_clocks(build: Build, ways: Sequence[Transport]) -> dict[End, LinkClock]:
+    """Clocks at all ends of links. A simulated PHY has the core's clock, also behind an agent."""
     from fpgapipe.host.driver.link_clocks import LinkClock
     from fpgapipe.host.package.clocks import read_clocks
     from fpgapipe.host.package.package import PACKAGE
 
     num_links = [len(core.links) for core in build.cores]
-    read = read_clocks(build.folder / PACKAGE, num_links) if is_board else None
+    simulated = [getattr(way, "kind", way.name) in SIMULATED for way in ways]
+    read = None if all(simulated) else read_clocks(build.folder / PACKAGE, num_links)
     found = {}
     for number, stage in enumerate(build.plan.stages):
         core_hz = stage.core.clk_hz
         for link in range(num_links[number]):
-            phy_hz = (read[number][link] if read else None) if is_board else core_hz
+            packaged_hz = read[number][link] if read else None
+            phy_hz = core_hz if simulated[number] else packaged_hz
             found[number, link] = LinkClock(core_hz, phy_hz)
     return found
 
