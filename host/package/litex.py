@@ -16,8 +16,9 @@ if TYPE_CHECKING:
     from fpgapipe.host.package.target import PinEnd, Target
     from fpgapipe.hw.hls_models.spec.pins import PinsSpec
 
-SOC, DEVICE = "soc.py", "device.json"
-"""The script that makes the SoC, and what it knows of board and core."""
+SOC, DEVICE, ROUTE = "soc.py", "device.json", "route.py"
+"""The script that makes the SoC, what it knows of board and core, and the script that makes the
+bitstream of it."""
 
 BITSTREAM, CSR = "build/gateware/fpgapipe.bit", "build/csr.csv"
 """The bitstream, and the map of the SoC's bus."""
@@ -39,6 +40,7 @@ def files(target: Target, verilog: str) -> Iterator[tuple[str, str]]:
         Verilog of its core.
     """
     yield SOC, (resources("fpgapipe.host.package") / "litex_soc.py").read_text()
+    yield ROUTE, (resources("fpgapipe.host.package") / "litex_route.py").read_text()
     yield DEVICE, json.dumps(device(target, verilog), indent=1) + "\n"
     for spec in dict.fromkeys(end.spec for end in target.pin_links):
         yield f"{pins_name(spec)}.v", pins_verilog(spec)
@@ -131,12 +133,13 @@ def makefile(target: Target) -> str:
     return f"""\
 # Builds the bitstream for {target.device}. Made by fpgapipe; do not edit.
 PYTHON ?= python3
-SEED ?= 1
+SEEDS ?= 1 2 3 4
 
 all: {BITSTREAM}
 
-{BITSTREAM}: {SOC} {DEVICE} {" ".join(sources(target))}
-	$(PYTHON) {SOC} --build --seed $(SEED)
+{BITSTREAM}: {SOC} {ROUTE} {DEVICE} {" ".join(sources(target))}
+	$(PYTHON) {SOC}
+	$(PYTHON) {ROUTE} --seeds $(SEEDS)
 
 # The SoC's Verilog and the map of its bus alone.
 verilog: {SOC} {DEVICE}

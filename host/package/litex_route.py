@@ -1,0 +1,279 @@
+"""Maps, places and routes the SoC of a device, and packs its bitstream.
+
+Packages have a copy of this file, ``route.py``, which needs no more than Python. How long wires get
+is a matter of luck where a core takes 60 % of the part: placements of one netlist differ by a tenth
+of their wires, and the router ends with the shorter ones alone. So several placements are made, and
+routed from the shortest wires on, until one is whole and fast enough.
+"""
+
+import argparse
+import concurrent.futures
+import hashlib
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+NAME = "fpgapipe"
+"""Name of the files that soc.py has made, and of those that are made here."""
+
+TOOLS = ("yosys", "nextpnr-ecp5", "ecppack")
+"""What is called; each is also on PyPI, with ``yowasp-`` before its name."""
+
+PLACE_AND_ROUTE = ("--placer", "static", "--router", "router2")
+"""Options of nextpnr. Its other placer makes the wires a third longer, and its other router does
+not end, where a core takes 60 % of the LUTs."""
+
+MAP = f"""\
+synth_ecp5 -top {NAME} -run begin:map_luts
+techmap -map +/lattice/latches_map.v
+abc -lut LUTS
+clean
+synth_ecp5 -top {NAME} -run map_cells:"""
+"""Steps of Yosys in the place of ``synth_ecp5``, which maps to LUTs by abc9: shorter wires, but the
+router does not end. The word LUTS stands for one of `LUTS`."""
+
+LUTS = {False: "4:7", True: "4"}
+"""LUTs that abc maps to, without links and with them. Those of more inputs are made of several and
+of multiplexers; they are fast, but take up to two fifths more of the part."""
+
+SEEDS = (1, 2, 3, 4)
+"""Seeds of the placements, if none are given."""
+
+PATIENCE = 25
+"""Rounds of the router without fewer overused wires, after which it is stopped."""
+
+_WIRES = re.compile(r"wirelen = (\d+)")
+_ROUND = re.compile(r"iter=(\d+) wires=\d+ overused=(\d+)")
+_CLOCK = re.compile(r"Max frequency for clock +'([^']+)': ([\d.]+) MHz")
+
+
+class ToolError(Exception):
+    """A tool has ended with an error, or was stopped; the message says so in one line."""
+
+
+def told(text: str) -> None:
+    """Print a line at once."""
+    print(text, flush=True)
+
+
+def tools_on_path(folder: Path) -> None:
+    """Find the tools: those of PyPI, if this Python has them, or those on PATH."""
+    folder.mkdir(parents=True, exist_ok=True)
+    own = Path(sys.executable).parent
+    for name in TOOLS:
+        found = shutil.which(f"yowasp-{name}", path=f"{own}{os.pathsep}{os.environ['PATH']}")
+        if found:
+            shim = folder / name
+            shim.write_text(f'#!/bin/sh\nexec "{found}" "$@"\n')
+            shim.chmod(0o755)
+        elif not shutil.which(name):
+            sys.exit(f"route.py: there is neither yowasp-{name} nor {name}; README.md says how")
+    os.environ["PATH"] = f"{folder}{os.pathsep}{os.environ['PATH']}"
+
+
+def run(
+    arguments: Sequence[str], log: Path, look: Callable[[str], bool] = lambda line: True
+) -> None:
+    """Run a tool in the folder of a log file, which gets what it prints.
+
+    Parameters
+    ----------
+    arguments : sequence of str
+    log : Path
+    look : callable
+        Gets each line; the tool is stopped when it returns False.
+
+    Raises
+    ------
+    ToolError
+        If the tool was stopped, or ended with an error.
+    """
+    errors = []
+    stopped = False
+    with (
+        log.open("w") as file,
+        subprocess.Popen(
+            arguments,
+            cwd=log.parent,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+        ) as process,
+    ):
+        assert process.stdout is not None
+        try:
+            for line in process.stdout:
+                file.write(line)
+                file.flush()
+                if line.startswith("ERROR"):
+                    errors.append(line.strip())
+                if not look(line):
+                    stopped = True
+                    break
+        finally:
+            if stopped or sys.exc_info()[0]:
+                process.kill()
+    if stopped:
+        raise ToolError(f"{arguments[0]} was stopped; {log} has what it printed")
+    if process.returncode:
+        what = errors[-1] if errors else f"ended with {process.returncode}"
+        raise ToolError(f"{arguments[0]}: {what}; {log} has more")
+
+
+def commands_of(folder: Path) -> dict[str, list[str]]:
+    """Commands of the tools in the script that LiteX has written, by the name of the tool."""
+    found = {}
+    for line in (folder / f"build_{NAME}.sh").read_text().splitlines():
+        words = shlex.split(line, comments=True)
+        if words and words[0] in TOOLS:
+            found[words[0]] = words
+    return found
+
+
+def sources_digest(folder: Path) -> str:
+    """Digest of all that Yosys reads, without comments, which have the time."""
+    found = hashlib.sha256()
+    for path in sorted(folder.iterdir()):
+        if path.suffix in (".v", ".ys", ".init", ".lpf"):
+            lines = path.read_text().splitlines()
+            found.update("\n".join(each for each in lines if not each.startswith("//")).encode())
+    return found.hexdigest()
+
+
+def mapped(folder: Path, command: list[str], *, has_links: bool) -> None:
+    """Make the netlist with Yosys, unless it is there and its sources are the same."""
+    # YoWASP's tools see the folder that they run in, and not every other one (/tmp is their own).
+    script = folder / f"{NAME}.ys"
+    text = script.read_text().replace(f"{folder}{os.sep}", "")
+    if "map_luts" not in text:
+        steps = MAP.replace("LUTS", LUTS[has_links])
+        text = re.sub(r"^synth_ecp5 .*$", steps, text, count=1, flags=re.MULTILINE)
+    script.write_text(text)
+    mark, digest = folder / "netlist.sha256", sources_digest(folder)
+    if mark.is_file() and mark.read_text() == digest:
+        told("the netlist is there")
+        return
+    for old in (mark, *folder.glob("placed-*.json")):
+        old.unlink(missing_ok=True)
+    told("Yosys maps the SoC to LUTs; some 5 to 10 minutes")
+    run(command, folder / "yosys.log")
+    mark.write_text(digest)
+
+
+def placed(folder: Path, command: list[str], seed: int) -> int:
+    """Place the netlist, unless it was; returns the length of its wires, in tiles."""
+    result, log = folder / f"placed-{seed}.json", folder / f"place-{seed}.log"
+    if not result.is_file():
+        half = folder / f"half-{seed}.json"
+        begin_s = time.monotonic()
+        options = ("--seed", str(seed), "--no-route", "--write", half.name)
+        run([*without(command, "--textcfg", "--seed"), *PLACE_AND_ROUTE, *options], log)
+        half.replace(result)
+        took = f" in {(time.monotonic() - begin_s) / 60:.0f} minutes"
+    else:
+        took = " before"
+    wires = [int(each) for each in _WIRES.findall(log.read_text())]
+    if not wires:
+        raise ToolError(f"{log} does not say how long the wires are")
+    told(f"seed {seed}: placed{took}, wires of {wires[-1]:,} tiles")
+    return wires[-1]
+
+
+def routed(folder: Path, command: list[str], seed: int) -> None:
+    """Route a placement; stops when no round has had fewer overused wires for a while."""
+    best, since = 1 << 62, 0
+
+    def look(line: str) -> bool:
+        nonlocal best, since
+        found = _ROUND.search(line)
+        if found:
+            number, overused = map(int, found.groups())
+            if number % 10 == 0 or not overused:
+                told(f"seed {seed}: {overused:,} wires are overused after {number} rounds")
+            best, since = min(best, overused), 0 if overused < best else since + 1
+        return since < PATIENCE
+
+    log = folder / f"route-{seed}.log"
+    begin_s = time.monotonic()
+    options = ("--no-pack", "--no-place")
+    netlist = ("--json", f"placed-{seed}.json")
+    run([*without(command, "--json", "--seed"), *PLACE_AND_ROUTE, *options, *netlist], log, look)
+    clocks = dict(_CLOCK.findall(log.read_text()))
+    named = ", ".join(f"{name}: {mhz} MHz" for name, mhz in clocks.items())
+    told(f"seed {seed}: routed in {(time.monotonic() - begin_s) / 60:.0f} minutes; {named}")
+
+
+def without(command: Sequence[str], *options: str) -> list[str]:
+    """Return a command without some options and their values, nor the placer and the router."""
+    found: list[str] = []
+    words: Iterator[str] = iter(command)
+    for word in words:
+        if word in (*options, "--placer", "--router"):
+            next(words)
+        else:
+            found.append(word)
+    return found
+
+
+def main() -> None:
+    """Place the SoC with several seeds, and route the placement with the shortest wires."""
+    parser = argparse.ArgumentParser(description=main.__doc__)
+    parser.add_argument(
+        "--seeds", type=int, nargs="+", default=SEEDS, help="of the placements (1 2 3 4)"
+    )
+    parser.add_argument(
+        "--jobs",
+        type=int,
+        default=os.cpu_count() or 1,
+        help="placements at a time, each of which takes 2 GB (as many as there are processors)",
+    )
+    arguments = parser.parse_args()
+    here = Path(__file__).resolve().parent
+    has_links = bool(json.loads((here / "device.json").read_text())["board"]["links"])
+    out = here / "build"
+    folder = out / "gateware"
+    tools_on_path(out / "tools")
+    try:
+        commands = commands_of(folder)
+        mapped(folder, commands["yosys"], has_links=has_links)
+        lengths = {}
+        seeds = tuple(dict.fromkeys(arguments.seeds))
+        told(f"nextpnr places the SoC with {len(seeds)} seeds; each takes some 10 minutes")
+        with concurrent.futures.ThreadPoolExecutor(max(arguments.jobs, 1)) as pool:
+            jobs = {
+                seed: pool.submit(placed, folder, commands["nextpnr-ecp5"], seed) for seed in seeds
+            }
+            for seed, job in jobs.items():
+                try:
+                    lengths[seed] = job.result()
+                except ToolError as error:
+                    told(f"seed {seed}: {error}")
+        for seed in sorted(lengths, key=lambda each: lengths[each]):
+            told(f"seed {seed}: nextpnr routes it; a quarter of an hour and more")
+            try:
+                routed(folder, commands["nextpnr-ecp5"], seed)
+            except ToolError as error:
+                told(f"seed {seed}: {error}")
+                continue
+            run(commands["ecppack"], folder / "ecppack.log")
+            told(f"{folder / NAME}.bit is there")
+            return
+    except ToolError as error:
+        sys.exit(f"route.py: {error}")
+    sys.exit(
+        "route.py: no placement was routed with the clock that the SoC needs, as the lines above "
+        "say; try other seeds (make SEEDS='5 6 7 8'), or plan for a lower clk_target_hz of the "
+        "board or a smaller core (--array)"
+    )
+
+
+if __name__ == "__main__":
+    main()
