@@ -2,7 +2,7 @@
 
 Packages have a copy of this file, ``route.py``, which needs no more than Python. How long wires get
 is a matter of luck where a core takes 60 % of the part: placements of one netlist differ by a tenth
-of their wires, and the router ends with the shorter ones alone. So several placements are made, and
+of their wires, and the router does not end with each of them. So several placements are made, and
 routed from the shortest wires on, until one is whole and fast enough.
 """
 
