@@ -251,11 +251,15 @@ def main() -> None:
             jobs = {
                 seed: pool.submit(placed, folder, commands["nextpnr-ecp5"], seed) for seed in seeds
             }
-            for seed, job in jobs.items():
-                try:
-                    lengths[seed] = job.result()
-                except ToolError as error:
-                    told(f"seed {seed}: {error}")
+            try:
+                for seed, job in jobs.items():
+                    try:
+                        lengths[seed] = job.result()
+                    except ToolError as error:
+                        told(f"seed {seed}: {error}")
+            except KeyboardInterrupt:
+                pool.shutdown(wait=False, cancel_futures=True)  # else the others would begin
+                raise
         for seed in sorted(lengths, key=lambda each: lengths[each]):
             told(f"seed {seed}: nextpnr routes it; a quarter of an hour and more")
             try:
@@ -268,6 +272,11 @@ def main() -> None:
             return
     except ToolError as error:
         sys.exit(f"route.py: {error}")
+    except KeyboardInterrupt:
+        told(
+            "route.py: stopped; the next run goes on from the netlist and placements that are there"
+        )
+        sys.exit(130)
     sys.exit(
         "route.py: no placement was routed with the clock that the SoC needs, as the lines above "
         "say; try other seeds (make SEEDS='5 6 7 8'), or plan for a lower clk_target_hz of the "

@@ -119,8 +119,8 @@ python3 -m venv tools && tools/bin/pip install \\
 make PYTHON=tools/bin/python      # {LITEX_BITSTREAM}; {CSR}
 ```
 
-This takes an hour on two processors: the SoC is placed with four seeds, and the placement with the
-shortest wires is routed, then the next if that one is not routed or misses the SoC's
+This may take an hour on two processors: the SoC is placed with four seeds, and the placement with
+the shortest wires is routed, then the next if that one is not routed or misses the SoC's
 {target.clock_mhz} MHz. What was stopped goes on from what is there. `make SEEDS='5 6 7 8'` tries
 others.
 

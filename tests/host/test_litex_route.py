@@ -2,6 +2,7 @@
 
 import json
 import sys
+import time
 
 import pytest
 
@@ -155,6 +156,28 @@ def test_a_placement_that_fails_is_left_out(soc, capsys):
     run()
     assert (gateware / "fpgapipe.bit").read_text() == "routed 4"
     assert "seed 2: nextpnr-ecp5: ERROR: Unable to find legal placement" in capsys.readouterr().out
+
+
+def test_ctrl_c_begins_no_further_placement(soc, monkeypatch, capsys):
+    """The first placement is interrupted; the second may have begun by then, the others do not."""
+    written, run, gateware = soc
+    begun = []
+
+    def interrupted(folder, command, seed):
+        begun.append(seed)
+        if seed == 1:
+            raise KeyboardInterrupt
+        time.sleep(0.5)
+        return 1
+
+    monkeypatch.setattr(litex_route, "placed", interrupted)
+    written(wires=WIRES)
+    with pytest.raises(SystemExit) as ended:
+        run("--jobs", 1)
+    assert ended.value.code == 130
+    assert begun in ([1], [1, 2])
+    assert "route.py: stopped; the next run goes on" in capsys.readouterr().out
+    assert (gateware / "netlist.sha256").is_file()
 
 
 def test_yosys_fails(soc):
