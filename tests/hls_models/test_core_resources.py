@@ -8,17 +8,19 @@ from pathlib import Path
 
 import pytest
 
+from fpgapipe.hw.hls_models.resources.control_counts import (
+    control,
+    register_registers,
+    sequencer_registers,
+)
 from fpgapipe.hw.hls_models.resources.core_counts import (
     COEFFICIENTS,
     Resources,
-    control,
     links,
     memory,
     operand_reader,
-    register_registers,
     scratchpad_logic,
     scratchpad_memory,
-    sequencer_registers,
     vector_engine,
 )
 from fpgapipe.hw.hls_models.resources.core_resources import (

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from fpgapipe.hw.hls_models.isa.instructions import WORD_BYTES
-from fpgapipe.hw.hls_models.resources import core_counts
+from fpgapipe.hw.hls_models.resources import control_counts, core_counts
 from fpgapipe.hw.hls_models.resources.core_counts import COEFFICIENTS as COEFFICIENTS
 from fpgapipe.hw.hls_models.resources.core_counts import Resources as Resources
 from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec, ScratchpadSpec
@@ -173,7 +173,7 @@ def fixed_blocks(shape: CoreShape) -> dict[str, Resources]:
     engines, has_vector = shape.num_engines, shape.vector_lanes > 0
     writer = COEFFICIENTS["result writer"].resources
     writer += COEFFICIENTS["result word"].resources * min(shape.cols, 16)
-    control = core_counts.control(
+    control = control_counts.control(
         engines,
         len(shape.links),
         shape.port_bytes,
