@@ -71,6 +71,10 @@ def fifo_holds(m: Any, fifo: Any, marker: Marker, depth: int, name: str) -> None
     m.d.comb += [
         Assert(fifo.level <= depth, f"{name}: never holds more than it can"),
         Assert(
+            ~(fifo.writes & fifo.reads) | (fifo.produce != fifo.consume),
+            f"{name}: never reads the row that it writes",
+        ),
+        Assert(
             fifo.produce == (fifo.consume + fifo.level)[: len(fifo.produce)],
             f"{name}: its pointers are as far apart as it holds words",
         ),
@@ -263,7 +267,7 @@ class QueueProof(wiring.Component):
         self._queue, self._depth, self._in_flight = queue, depth, in_flight
         super().__init__(
             {
-                "word": In(WORD_BITS),
+                "part": In(len(queue.i.payload)),
                 "valid": In(1),
                 "ready": In(1),
                 "done": In(1),
@@ -278,7 +282,7 @@ class QueueProof(wiring.Component):
         m.submodules.queue = queue = self._queue
         moves = Signal()
         m.d.comb += [
-            queue.i.payload.eq(self.word),
+            queue.i.payload.eq(self.part),
             queue.i.valid.eq(self.valid),
             queue.o.ready.eq(self.ready),
             queue.done.eq(self.done),
@@ -351,10 +355,10 @@ class QueueProof(wiring.Component):
                 "its pointers are as far apart as it keeps words",
             ),
             Assert(
-                ~queue.granted | (queue.fifo.o.valid & (queue.collected == queue._words - 1)),
+                ~queue.granted | (queue.fifo.o.valid & (queue.collected == queue.parts - 1)),
                 "only a whole instruction is offered",
             ),
-            Assert(queue.collected < queue._words, "collects all words but one"),
+            Assert(queue.collected < queue.parts, "collects all parts but one"),
             Assert(~queue.granted | (unsignalled != self._in_flight), "offers where there is room"),
         ]
         return m
@@ -418,7 +422,12 @@ def semaphores_proof(
 
 
 def queue_proof(
-    queue: Any = EngineQueue, body: Group = BODY, depth: int = 4, in_flight: int = 4
+    queue: Any = EngineQueue,
+    body: Group = BODY,
+    depth: int = 4,
+    in_flight: int = 4,
+    part_bits: int = WORD_BITS,
 ) -> QueueProof:
     """Proof of an engine's queue."""
-    return QueueProof(queue(body, depth, in_flight), depth, in_flight)
+    made = queue(body, depth, in_flight, part_bits=part_bits)
+    return QueueProof(made, depth * WORD_BITS // part_bits, in_flight)

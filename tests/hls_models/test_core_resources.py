@@ -8,8 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from fpgapipe.hw.hls_models.model.sequencer import SequencerSpec
 from fpgapipe.hw.hls_models.resources.control_counts import (
     control,
+    narrow_sequencer,
     register_registers,
     sequencer_registers,
 )
@@ -334,6 +336,38 @@ def test_links_are_counted():
     assert set(blocks_of(linked)) - set(blocks_of(spec)) == {"links"}
 
 
+# Counted by Yosys 0.70, synth_xilinx -family xc7, modules kept apart: LUTs, flip-flops, blocks of
+# 36 kbit. The first number of each is the width of the bus; 64 is for whole words on a bus of 8.
+NARROW_SEQUENCERS = {
+    (4, True, 0): (2023, 6949, 2.5),
+    (8, True, 0): (1974, 7087, 5),
+    (16, True, 0): (2435, 7320, 4),
+    (64, True, 0): (3625, 8625, 0),
+    (4, False, 0): (1761, 4596, 2),
+    (8, False, 0): (1738, 4674, 4),
+    (16, False, 0): (2025, 4799, 4),
+    (64, False, 0): (3043, 5856, 0),
+    (4, True, 1): (2892, 8098, 3.5),
+    (8, True, 1): (2814, 8244, 7),
+    (16, True, 1): (3971, 9103, 0),
+    (64, True, 1): (5143, 10166, 0),
+}
+
+
+@pytest.mark.parametrize("case", [each for each in NARROW_SEQUENCERS if each[0] < 64], ids=str)
+def test_narrow_sequencers_are_as_counted(case):
+    bus_bytes, has_vector, num_links = case
+    link = LinkEngineSpec(phy_bytes=4, slots=(4, 4, 2), port_bytes=4)
+    link = dataclasses.replace(link, frame_words=4)
+    spec = SequencerSpec.sized(1, (link,) * num_links, bus_bytes, 16, has_vector=has_vector)
+    found = narrow_sequencer(spec)
+    luts, registers, blocks = NARROW_SEQUENCERS[case]
+    whole_words = NARROW_SEQUENCERS[64, has_vector, num_links][0]
+    assert whole_words + found.lut == pytest.approx(luts, abs=100)
+    assert found.ff == pytest.approx(registers, rel=0.01)
+    assert found.bram36 == blocks
+
+
 def test_two_links_have_further_semaphores():
     """A sequencer with a vector engine and two links, counted with 24 semaphores and with 32."""
     few, many = (sequencer_registers(6, 2, 14, number, 64) for number in (24, 32))
@@ -362,7 +396,7 @@ def test_registers_of_the_control_follow_from_the_structure(spec, sequencer, reg
     has_vector = spec.vector is not None
     engines, links = spec.num_engines, len(spec.links)
     options = {"has_vector": has_vector, "counters": spec.counters}
-    found = control(engines, links, spec.bus_bytes, **options)
+    found = control(SequencerSpec.of(spec), counters=spec.counters)
     # Descriptors between blocks, constants of vectors.
     of_blocks = 596 * engines + 339 * has_vector
     # Fetching depends on the bus by one or two.

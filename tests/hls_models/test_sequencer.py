@@ -2,6 +2,7 @@
 
 import random
 import re
+from dataclasses import replace
 
 import pytest
 from core_cases import some_of
@@ -34,6 +35,8 @@ NARROW = SequencerSpec(
     load_words=8, store_words=4, gemm_words=16, in_flight=8, prefetch_words=8, fetch_words=2,
     bus_bytes=16,
 )  # fmt: skip
+PARTS = {each: replace(NARROW, bus_bytes=each, part_bytes=each) for each in (4, 8, 16)}
+"""Sequencers whose program passes in parts: of a header in three, in two, and in one."""
 
 # Yosys writes muxes of several one-hot cases as "casez" with the mark that they never overlap.
 FLAGS = ("-Wno-CASEOVERLAP",)
@@ -224,7 +227,11 @@ def test_packets_come_in_time():
 
 
 @pytest.mark.sim
-@pytest.mark.parametrize("spec", [WIDE, NARROW], ids=["wide", "narrow"])
+@pytest.mark.parametrize(
+    "spec",
+    [WIDE, NARROW, *PARTS.values(), replace(WIDE, bus_bytes=4, part_bytes=4)],
+    ids=["wide", "narrow", *(f"parts of {each}" for each in PARTS), "wide in parts"],
+)
 def test_gateware_matches_model(spec, tmp_path):
     simulate(Sequencer(spec), "tb_sequencer", tmp_path, flags=FLAGS)
 

@@ -25,6 +25,7 @@ PROOFS = {
     "queue": queue_proof,
     "fork": fork_proof,
     "queue of long instructions": lambda: queue_proof(body=LONG_BODY),
+    "queue of parts": lambda: queue_proof(body=LONG_BODY, depth=2, part_bits=128),
 }
 
 

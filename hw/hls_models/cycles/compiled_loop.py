@@ -163,9 +163,10 @@ def _look(s: State, device: int) -> None:
     if d.fetched_end - d.fetched_begin < words:
         return
     d.dispatching = 1
-    header = larger(d.next_header, d.fetched[d.fetched_begin % FETCHED])
+    header = larger(d.next_header, d.fetched[d.fetched_begin % FETCHED] - (d.word_parts - 1))
     last = d.fetched[(d.fetched_begin + words - 1) % FETCHED]
-    at(s, device, larger(header + words, last), DISPATCH, 0)
+    handed_out = header + d.header_parts - 1 + d.word_parts * words
+    at(s, device, larger(handed_out, last), DISPATCH, 0)
 
 
 @compiled_without_counts
@@ -183,9 +184,9 @@ def _move(s: State, device: int, now: float) -> None:
     if read.ended >= 0:
         _moved(s, device, read.ended, now)
     elif read.ended_program:
-        here = now + whole.fetched_cycles + 1
-        for left in range(d.fetch_words, 0, -1):
-            d.fetched[d.fetched_end % FETCHED] = here - left
+        here = now + whole.fetched_cycles
+        for later in range(d.fetch_words - 1, -1, -1):
+            d.fetched[d.fetched_end % FETCHED] = here - d.word_parts * later
             d.fetched_end += 1
         _look(s, device)
 
@@ -304,7 +305,7 @@ def _issue(s: State, device: int, number: int, now: float) -> None:
     code.start = _start(s, device, number, index, now)
     engine.leaving = code.program_words
     kept = whole.kept_cycles if engine.kind == GEMM else 0
-    engine.ready = code.start + kept + engine.leaving + 1
+    engine.ready = code.start + kept + d.word_parts * engine.leaving + 1
     at(s, device, engine.ready, LEAVE, number)
 
 

@@ -123,7 +123,7 @@ DEVICE = np.dtype(
         *_record(
             *("first_channel", "end_channel", "first_engine", "end_engine", "num_events", "number"),
             *("next", "end", "dispatching", "full", "room", "fetch_words", "bus_changes"),
-            *("fetched_begin", "fetched_end"),
+            *("fetched_begin", "fetched_end", "word_parts", "header_parts"),
             floats=(
                 *("begins", "latency", "rate", "width", "longest", "last", "bus_next", "written"),
                 *("next_header", "recent", "gemm_cycles"),
@@ -317,6 +317,8 @@ class Tables:
             "full": -1,
             "room": spec.prefetch_words,
             "fetch_words": spec.fetch_words,
+            "word_parts": spec.word_parts,
+            "header_parts": spec.header_parts,
         }.items():
             own[name] = value
         self._channels.append(_channels(channels))

@@ -39,7 +39,7 @@ FETCH_CYCLES = 3
 """Cycles from a dispatch to the bus request for the program words that refill the freed room."""
 
 FETCHED_CYCLES = 2
-"""Cycles from the end of a program word's beat on the bus to the word's dispatch."""
+"""Cycles from the end of a program word's beat on the bus to the dispatch of its last part."""
 
 MOST_LATENCY_CYCLES = 1 << 40
 """Largest latency of a memory; floating-point times of this size still resolve 1/1000 cycle."""
@@ -181,6 +181,7 @@ class CoreRun:
             self.engines[Opcode.SEND, link] = self.sender(link, spec)
             self.engines[Opcode.RECEIVE, link] = self.receiver(link, spec)
         self.fetch_words = spec.fetch_words
+        self.word_parts, self.header_parts = spec.word_parts, spec.header_parts
         self.room = spec.prefetch_words  # room for program words that are not yet requested
         self.fetched: deque[float] = deque()  # arrival times of words not yet dispatched
         self.next_instruction = 0
@@ -227,8 +228,9 @@ class CoreRun:
         if read.index >= 0:
             self.load.moved(read.index, now)
         elif not read.burst_words:
-            here = now + FETCHED_CYCLES + 1
-            self.fetched.extend(here - left for left in range(self.fetch_words, 0, -1))
+            here = now + FETCHED_CYCLES
+            later = range(self.fetch_words - 1, -1, -1)
+            self.fetched.extend(here - self.word_parts * left for left in later)
             self._look()
 
     def _look(self) -> None:
@@ -239,8 +241,10 @@ class CoreRun:
         if len(self.fetched) < words:
             return
         self.dispatching = True
-        header = max(self.next_header, self.fetched[0])
-        self.at(max(header + words, self.fetched[words - 1]), Event.DISPATCH, None)
+        # The first part of a word is here before its last one.
+        header = max(self.next_header, self.fetched[0] - (self.word_parts - 1))
+        handed_out = header + self.header_parts - 1 + self.word_parts * words
+        self.at(max(handed_out, self.fetched[words - 1]), Event.DISPATCH, None)
 
     def _dispatch(self, now: float) -> None:
         """Hand an instruction to its engine's queue, or wait for room in it."""

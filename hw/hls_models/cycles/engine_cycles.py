@@ -100,6 +100,8 @@ class Run(Protocol):
     bus : Bus
     bus_changes : bool
         Whether the bus has to be shared again.
+    word_parts : int
+        Parts of a program word.
     semaphores : list of int
         Count of each semaphore.
     starts, ends : list of float
@@ -112,6 +114,7 @@ class Run(Protocol):
     core: CoreSpec
     bus: Bus
     bus_changes: bool
+    word_parts: int
     semaphores: list[int]
     starts: list[float]
     ends: list[float]
@@ -184,9 +187,10 @@ class Engine(ABC):
         self.offers.popleft()
         self.may_begin -= 1
         run.starts[index] = self.start(index, instruction, now)
-        # The words of the next instruction are collected one by one, which frees room in the queue.
+        # The parts of the next instruction are collected one by one, which frees room in the queue.
         self.leaving = PROGRAM_WORDS[instruction.opcode]
-        self.ready = run.starts[index] + self.kept_cycles + self.leaving + 1
+        collected = run.word_parts * self.leaving
+        self.ready = run.starts[index] + self.kept_cycles + collected + 1
         run.at(self.ready, Event.LEAVE, self)
 
     def end(self, index: int, now: float) -> None:

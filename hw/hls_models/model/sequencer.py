@@ -12,9 +12,10 @@ The packet of a RECEIVE comes from another device and is assumed to arrive in ti
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from fpgapipe.hw.hls_models.isa.instructions import (
+    HEADER,
     LINK_OPCODES,
     MAX_LINKS,
     MAX_SEMAPHORE,
@@ -32,6 +33,7 @@ from fpgapipe.hw.hls_models.isa.instructions import (
 )
 from fpgapipe.hw.hls_models.model.dma import burst_words
 from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec
+from fpgapipe.hw.hls_models.spec.link import LinkEngineSpec
 
 INDEX_BITS = 24
 """Bits of an instruction's number in an engine; 2**24 instructions are a program of a gigabyte."""
@@ -64,6 +66,8 @@ class SequencerSpec:
         most 64, so that no request crosses a multiple of 4 KiB.
     bus_bytes : int
         Width of the AXI4 bus to the program in bytes: 4, 8, 16, 32 or 64.
+    part_bytes : int
+        Bytes of the program that pass in a cycle: 64, or those of the bus.
     load_units, store_units, gemm_units, vector_units, send_units, receive_units : int
         Number of parts of an engine that report errors, 1 to 16.
 
@@ -86,6 +90,7 @@ class SequencerSpec:
     prefetch_words: int = 32
     fetch_words: int = 4
     bus_bytes: int = 64
+    part_bytes: int = WORD_BYTES
     load_units: int = 1
     store_units: int = 1
     gemm_units: int = 4
@@ -120,6 +125,11 @@ class SequencerSpec:
             raise ValueError(
                 f"sequencer bus_bytes must be 4, 8, 16, 32 or 64, not {self.bus_bytes!r}"
             )
+        if self.part_bytes not in (self.bus_bytes, WORD_BYTES):
+            raise ValueError(
+                f"sequencer part_bytes must be {WORD_BYTES} or those of the bus, "
+                f"{self.bus_bytes}, not {self.part_bytes!r}"
+            )
         beats = self.fetch_words * WORD_BYTES // self.bus_bytes
         if beats > 256:
             raise ValueError(
@@ -134,15 +144,39 @@ class SequencerSpec:
     @classmethod
     def of(cls, core: CoreSpec) -> "SequencerSpec":
         """Return the spec of a core's sequencer."""
-        few = 16 if core.link_port_bytes < WORD_BYTES else 32
+        found = cls.sized(
+            core.num_engines,
+            core.links,
+            core.bus_bytes,
+            core.scratchpad.port_bytes,
+            has_vector=core.vector is not None,
+        )
+        return replace(found, fetch_words=min(4, burst_words(core)))
+
+    @classmethod
+    def sized(
+        cls,
+        num_engines: int,
+        links: Sequence[LinkEngineSpec],
+        bus_bytes: int,
+        scratchpad_port_bytes: int,
+        *,
+        has_vector: bool,
+    ) -> "SequencerSpec":
+        """Return the spec of the sequencer of a core of some size, whatever it requests at once.
+
+        Where the scratchpad's ports are narrow, the program passes in parts as wide as the bus.
+        """
+        few = 16 if any(link.port_bytes < WORD_BYTES for link in links) else 32
         return cls(
+            num_engines=num_engines,
+            has_vector=has_vector,
+            num_links=len(links),
             gemm_words=few,
             prefetch_words=few,
-            num_engines=core.num_engines,
-            has_vector=core.vector is not None,
-            num_links=len(core.links),
-            fetch_words=min(4, burst_words(core)),
-            bus_bytes=core.bus_bytes,
+            fetch_words=1,
+            bus_bytes=bus_bytes,
+            part_bytes=bus_bytes if scratchpad_port_bytes < WORD_BYTES else WORD_BYTES,
         )
 
     @property
@@ -185,14 +219,23 @@ class SequencerSpec:
             return 2 + instruction.engine
         return self.queues.index((instruction.opcode, instruction.engine))
 
-    @staticmethod
-    def dispatch_cycles(instruction: Instruction) -> int:
-        """Cycles to dispatch an instruction whose queue has room: one to check it, one per word.
+    @property
+    def word_parts(self) -> int:
+        """Parts of a program word."""
+        return WORD_BYTES // self.part_bytes
 
-        END is not dispatched to a queue. No instruction is dispatched before it has been read from
-        memory.
+    @property
+    def header_parts(self) -> int:
+        """Parts of a word that have the header of an instruction."""
+        return -(-HEADER.bits // (8 * self.part_bytes))
+
+    def dispatch_cycles(self, instruction: Instruction) -> int:
+        """Cycles to dispatch an instruction whose queue has room: its header's parts and its parts.
+
+        The last cycle for the header checks it. END is not dispatched to a queue. No instruction is
+        dispatched before it has been read from memory.
         """
-        return 1 + instruction.words
+        return self.header_parts + self.word_parts * instruction.words
 
     @property
     def token_cycles(self) -> int:

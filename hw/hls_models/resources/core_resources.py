@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from fpgapipe.hw.hls_models.isa.instructions import WORD_BYTES
+from fpgapipe.hw.hls_models.model.sequencer import SequencerSpec
 from fpgapipe.hw.hls_models.resources import control_counts, core_counts
 from fpgapipe.hw.hls_models.resources.core_counts import COEFFICIENTS as COEFFICIENTS
 from fpgapipe.hw.hls_models.resources.core_counts import Resources as Resources
@@ -173,13 +174,14 @@ def fixed_blocks(shape: CoreShape) -> dict[str, Resources]:
     engines, has_vector = shape.num_engines, shape.vector_lanes > 0
     writer = COEFFICIENTS["result writer"].resources
     writer += COEFFICIENTS["result word"].resources * min(shape.cols, 16)
-    control = control_counts.control(
+    sequencer = SequencerSpec.sized(
         engines,
-        len(shape.links),
+        shape.links,
         shape.port_bytes,
+        shape.scratchpad_port_bytes,
         has_vector=has_vector,
-        counters=shape.counters,
     )
+    control = control_counts.control(sequencer, counters=shape.counters)
     logic = {
         "operand readers": core_counts.operand_reader(shape.rows, shape.scratchpad_port_bytes)
         * (2 * engines),

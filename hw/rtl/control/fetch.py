@@ -9,7 +9,8 @@ from amaranth.lib.wiring import In, Out
 from fpgapipe.hw.hls_models.isa.instructions import WORD_BYTES
 from fpgapipe.hw.hls_models.model.sequencer import SequencerSpec
 from fpgapipe.hw.rtl.lib.axi import ADDRESS_BITS, AxiRead, drive_request
-from fpgapipe.hw.rtl.lib.queue import WORD_BITS, WordFifo
+from fpgapipe.hw.rtl.lib.parts import last_part
+from fpgapipe.hw.rtl.lib.queue import WordFifo
 
 WORD_SHIFT = WORD_BYTES.bit_length() - 1
 
@@ -22,10 +23,14 @@ class Fault(IntEnum):
     READ = 2
 
 
-FETCHED = data.StructLayout({"data": WORD_BITS, "fault": Fault})
-"""Layout of a word of the program, or of the reason why it is missing."""
+def fetched_layout(spec: SequencerSpec) -> data.StructLayout:
+    """Layout of a part of a word of the program, or of the reason why it is missing."""
+    return data.StructLayout({"data": 8 * spec.part_bytes, "fault": Fault})
 
-RESPONSE = data.StructLayout({"data": WORD_BITS, "error": 1})
+
+def response_layout(spec: SequencerSpec) -> data.StructLayout:
+    """Layout of a part of a word, and whether it could not be read."""
+    return data.StructLayout({"data": 8 * spec.part_bytes, "error": 1})
 
 
 def request_layout(spec: SequencerSpec) -> data.StructLayout:
@@ -36,7 +41,7 @@ def request_layout(spec: SequencerSpec) -> data.StructLayout:
 
 
 class Fetcher(wiring.Component):
-    """Reads a program word by word, as far ahead as its FIFO has room.
+    """Reads the words of a program, part by part, as far ahead as its FIFO has room.
 
     A request asks for the words up to the next multiple of ``64 * fetch_words`` bytes, so it never
     crosses a multiple of 4 KiB. After the last word of the memory window comes a word with
@@ -53,10 +58,10 @@ class Fetcher(wiring.Component):
         ``memory_base..memory_limit - 1`` are read.
     o_request : Out(stream.Signature(request_layout(spec)))
         Requests.
-    i_response : In(stream.Signature(RESPONSE))
-        Words of all requests, in order.
-    o : Out(stream.Signature(FETCHED))
-        Words of the program.
+    i_response : In(stream.Signature(response_layout(spec)))
+        Parts of the words of all requests, in order.
+    o : Out(stream.Signature(fetched_layout(spec)))
+        Parts of the words of the program.
     idle : Out(1)
         High while no request waits for its response.
     """
@@ -71,8 +76,8 @@ class Fetcher(wiring.Component):
                 "memory_base": In(ADDRESS_BITS),
                 "memory_limit": In(ADDRESS_BITS),
                 "o_request": Out(stream.Signature(request_layout(spec))),
-                "i_response": In(stream.Signature(RESPONSE)),
-                "o": Out(stream.Signature(FETCHED)),
+                "i_response": In(stream.Signature(response_layout(spec))),
+                "o": Out(stream.Signature(fetched_layout(spec))),
                 "idle": Out(1),
             }
         )
@@ -80,7 +85,8 @@ class Fetcher(wiring.Component):
     def elaborate(self, platform):  # noqa: D102
         m = Module()
         spec = self.spec
-        m.submodules.fifo = fifo = WordFifo(FETCHED, spec.prefetch_words)
+        parts = spec.word_parts
+        m.submodules.fifo = fifo = WordFifo(fetched_layout(spec), spec.prefetch_words * parts)
         wiring.connect(m, fifo.o, wiring.flipped(self.o))
 
         # The words up to the window's end are counted at the start; requests only count down.
@@ -128,13 +134,15 @@ class Fetcher(wiring.Component):
         with m.Elif(self.o_request.ready):
             m.d.sync += self.o_request.valid.eq(0)
 
+        # Room and requests are counted in whole words.
         arrives = Signal()
         ends = Signal()
+        came, _ = last_part(m, self.i_response.valid, parts)
         m.d.comb += [
             self.i_response.ready.eq(1),
-            arrives.eq(self.i_response.valid),
+            arrives.eq(self.i_response.valid & came),
             ends.eq(active & end & (remaining == 0) & (outstanding == 0) & (space != 0) & ~arrives),
-            fifo.i.valid.eq(arrives | ends),
+            fifo.i.valid.eq(self.i_response.valid | ends),
             fifo.i.payload.data.eq(self.i_response.payload.data),
             fifo.i.payload.fault.eq(
                 Mux(ends, Fault.RANGE, Mux(self.i_response.payload.error, Fault.READ, Fault.NONE))
@@ -143,9 +151,14 @@ class Fetcher(wiring.Component):
         ]
         with m.If(ends):
             m.d.sync += end.eq(0)
-        leaves = Signal()
+        moves, leaves = Signal(), Signal()
         asked = Signal.like(chunk)
-        m.d.comb += [leaves.eq(self.o.valid & self.o.ready), asked.eq(Mux(asks, chunk, 0))]
+        went, _ = last_part(m, moves, parts)
+        m.d.comb += [
+            moves.eq(self.o.valid & self.o.ready),
+            leaves.eq(moves & went),
+            asked.eq(Mux(asks, chunk, 0)),
+        ]
         m.d.sync += [
             space.eq(space - asked - ends + leaves),
             outstanding.eq(outstanding + asked - arrives),
@@ -154,17 +167,17 @@ class Fetcher(wiring.Component):
 
 
 class ProgramReader(wiring.Component):
-    """Converts the requests of a `Fetcher` to AXI4 bursts, and the beats to words.
+    """Converts the requests of a `Fetcher` to AXI4 bursts, and the beats to parts of words.
 
-    A request takes one cycle. A word comes in the cycle after its last beat. All data are accepted
+    A request takes one cycle. A part comes in the cycle after its last beat. All data are accepted
     at once, so there must always be room for responses.
 
     Members
     -------
     i : In(stream.Signature(request_layout(spec)))
         Requests.
-    o : Out(stream.Signature(RESPONSE))
-        Words; `ready` is ignored.
+    o : Out(stream.Signature(response_layout(spec)))
+        Parts of words; `ready` is ignored.
     axi : Out(AxiRead(spec.bus_bytes))
         Bus to the program.
     """
@@ -174,7 +187,7 @@ class ProgramReader(wiring.Component):
         super().__init__(
             {
                 "i": In(stream.Signature(request_layout(spec))),
-                "o": Out(stream.Signature(RESPONSE)),
+                "o": Out(stream.Signature(response_layout(spec))),
                 "axi": Out(AxiRead(spec.bus_bytes)),
             }
         )
@@ -182,7 +195,7 @@ class ProgramReader(wiring.Component):
     def elaborate(self, platform):  # noqa: D102
         m = Module()
         bus_bytes = self.spec.bus_bytes
-        beats = WORD_BYTES // bus_bytes
+        word_beats, beats = WORD_BYTES // bus_bytes, self.spec.part_bytes // bus_bytes
         axi = self.axi
         drive_request(m, axi, "ar")
         last_word = Signal(range(max(self.spec.fetch_words, 2)))
@@ -190,7 +203,7 @@ class ProgramReader(wiring.Component):
             last_word.eq(self.i.payload.words - 1),
             axi.arvalid.eq(self.i.valid),
             axi.araddr.eq(self.i.payload.address),
-            axi.arlen.eq(last_word * beats + (beats - 1)),
+            axi.arlen.eq(last_word * word_beats + (word_beats - 1)),
             self.i.ready.eq(axi.arready),
             axi.rready.eq(1),
         ]
@@ -202,7 +215,7 @@ class ProgramReader(wiring.Component):
             m.d.sync += [
                 number.eq(Mux(last, 0, number + 1)),
                 self.o.payload.data.eq(Cat(self.o.payload.data[8 * bus_bytes :], axi.rdata)),
-                # SLVERR or DECERR in any beat is an error of the word.
+                # SLVERR or DECERR in any beat is an error of the part.
                 self.o.payload.error.eq(axi.rresp[1] | ((number != 0) & self.o.payload.error)),
             ]
         return m

@@ -18,10 +18,10 @@ from fpgapipe.hw.hls_models.isa.instructions import (
 )
 from fpgapipe.hw.hls_models.isa.vector_fields import VECTOR
 from fpgapipe.hw.hls_models.model.sequencer import INDEX_BITS, SequencerSpec
-from fpgapipe.hw.rtl.control.fetch import FETCHED, Fault, Fetcher, ProgramReader
+from fpgapipe.hw.rtl.control.fetch import Fault, Fetcher, ProgramReader, fetched_layout
 from fpgapipe.hw.rtl.lib.axi import ADDRESS_BITS, AxiRead
 from fpgapipe.hw.rtl.lib.layouts import layout_of
-from fpgapipe.hw.rtl.lib.queue import WORD_BITS, EngineQueue, QueueState, issue_layout
+from fpgapipe.hw.rtl.lib.queue import EngineQueue, QueueState, issue_layout
 from fpgapipe.hw.rtl.lib.semaphores import Semaphores
 
 QUIET_CYCLES = 8
@@ -51,15 +51,15 @@ class Failure(wiring.Signature):
 class Dispatcher(wiring.Component):
     """Checks instructions and hands them to the queues, in program order.
 
-    An instruction of `w` words takes ``w + 1`` cycles: one cycle for a check of its header, and one
-    cycle per word.
+    An instruction takes :meth:`SequencerSpec.dispatch_cycles`: a cycle for each part of its header,
+    in the last of which the header is checked, and one for each part of its words.
 
     Members
     -------
-    i : In(stream.Signature(FETCHED))
-        Words of the program.
-    o : Out(stream.Signature(512)).array(num_queues)
-        Words for each queue.
+    i : In(stream.Signature(fetched_layout(spec)))
+        Parts of the words of the program.
+    o : Out(stream.Signature(8 * spec.part_bytes)).array(num_queues)
+        Parts of words for each queue.
     halt : In(1)
         While this is high, nothing is handed out.
     ended : Out(1)
@@ -69,15 +69,15 @@ class Dispatcher(wiring.Component):
     failure : Out(Failure)
         An error of the program, after which nothing is handed out until reset.
     dispatched : Out(1)
-        A pulse for each instruction, when its last word is handed out.
+        A pulse for each instruction, when its last part is handed out.
     """
 
     def __init__(self, spec: SequencerSpec) -> None:
         self.spec = spec
         super().__init__(
             {
-                "i": In(stream.Signature(FETCHED)),
-                "o": Out(stream.Signature(unsigned(WORD_BITS))).array(spec.num_queues),
+                "i": In(stream.Signature(fetched_layout(spec))),
+                "o": Out(stream.Signature(unsigned(8 * spec.part_bytes))).array(spec.num_queues),
                 "halt": In(1),
                 "ended": Out(1),
                 "end_wait": Out(spec.num_semaphores),
@@ -88,15 +88,18 @@ class Dispatcher(wiring.Component):
 
     def elaborate(self, platform):  # noqa: D102
         m = Module()
-        word = self.i.payload.data
-        header = data.View(layout_of(HEADER), word[: HEADER.bits])
-        # An instruction's number takes the place of its opcode and length, and of its engine.
-        engine_at = HEADER.bits - (INDEX_BITS - 16)
+        spec, word = self.spec, self.i.payload.data
+        # The parts of a header are kept until the last one has come, which is checked and handed
+        # out while it is at the input. `place` is the number of a part among them.
+        bits, last = 8 * spec.part_bytes, spec.header_parts - 1
+        kept = Signal(bits * last, reset_less=True)
+        place = Signal(range(spec.header_parts + 1))
+        is_kept = place < last if last else C(0)
+        header = data.View(layout_of(HEADER), Cat(kept, word)[: HEADER.bits])
         index = Signal(INDEX_BITS)
-        select = Signal(self.spec.num_queues)  # one-hot
-        known = self.spec.engines
-        left = Signal(range(max(words_of(opcode) for opcode in known)))
-        first = Signal()
+        select = Signal(spec.num_queues)  # one-hot
+        known = spec.engines
+        left = Signal(range(max(words_of(opcode) for opcode in known) * spec.word_parts))
         is_end = Signal()
         code = Signal(8)
         read_code = Signal(8)
@@ -112,29 +115,26 @@ class Dispatcher(wiring.Component):
             self.failure.code.eq(code),
         ]
 
-        count = self.spec.num_semaphores
+        count = spec.num_semaphores
         # Some of the instruction's semaphores do not exist in this core.
         strange = (header.wait[count:] | header.signal[count:]).any()
         ready = Signal()
-        m.d.comb += ready.eq((select & Cat(queue.ready for queue in self.o)).any())
+        m.d.comb += ready.eq(is_end | (select & Cat(queue.ready for queue in self.o)).any())
         push = Signal()
+        part = Signal(bits)
+        m.d.comb += part.eq(Mux(is_kept, kept[:bits], word) if last else word)
+        # An instruction's number takes the place of its opcode and length, and of its engine.
+        for at, value in ((0, index[:16]), (HEADER.bits - INDEX_BITS + 16, index[16:])):
+            with m.If(place == at // bits):
+                m.d.comb += part[at % bits : at % bits + len(value)].eq(value)
         for number, queue in enumerate(self.o):
-            m.d.comb += [
-                queue.valid.eq(push & select[number]),
-                queue.payload.eq(
-                    Cat(
-                        Mux(first, index[:16], word[:16]),
-                        word[16:engine_at],
-                        Mux(first, index[16:INDEX_BITS], word[engine_at : HEADER.bits]),
-                        word[HEADER.bits :],
-                    )
-                ),
-            ]
+            m.d.comb += [queue.valid.eq(push & select[number]), queue.payload.eq(part)]
+        shifted = kept.eq(Cat(kept, word)[bits:])
 
         with m.FSM():
             with m.State("HEAD"), m.If(self.i.valid & ~self.halt):
                 m.d.sync += [
-                    first.eq(1),
+                    place.eq(0),
                     code.eq(ErrorCode.NONE),
                     is_end.eq(header.opcode == Opcode.END),
                     self.end_wait.eq(header.wait),
@@ -143,7 +143,7 @@ class Dispatcher(wiring.Component):
                     for opcode, engines in known.items():
                         with m.Case(opcode):
                             m.d.sync += [
-                                left.eq(words_of(opcode) - 1),
+                                left.eq(words_of(opcode) * spec.word_parts - 1),
                                 select.eq(self._select(opcode, header.engine)),
                             ]
                             wrong = (header.engine >= engines) | (header.reserved != 0) | strange
@@ -155,26 +155,33 @@ class Dispatcher(wiring.Component):
                                 m.d.sync += code.eq(ErrorCode.BAD_FIELD)
                     with m.Default():
                         m.d.sync += code.eq(ErrorCode.BAD_OPCODE)
+                m.next = "HAND OUT"
                 with m.If(self.i.payload.fault != Fault.NONE):
                     m.d.sync += code.eq(read_code)
-                m.next = "HAND OUT"
+                with m.Elif(place != last):
+                    m.d.comb += self.i.ready.eq(1)
+                    m.d.sync += [place.eq(place + 1), shifted]
+                    m.next = "HEAD"
             with m.State("HAND OUT"):
                 with m.If(code != ErrorCode.NONE):
                     m.d.comb += self.failure.valid.eq(1)
                     m.next = "STOP"
-                with m.Elif(is_end):
-                    m.next = "END"
-                with m.Elif(self.i.valid & ~self.halt):
-                    with m.If(self.i.payload.fault != Fault.NONE):
+                with m.Elif((self.i.valid | is_kept) & ~self.halt):
+                    with m.If(~is_kept & (self.i.payload.fault != Fault.NONE)):
                         m.d.sync += code.eq(read_code)
                     with m.Else():
-                        m.d.comb += [push.eq(1), self.i.ready.eq(ready)]
+                        # END is read to its end, too: its last parts may be missing.
+                        m.d.comb += [push.eq(~is_end), self.i.ready.eq(ready & ~is_kept)]
                         with m.If(ready):
-                            m.d.sync += [first.eq(0), left.eq(left - 1)]
+                            m.d.sync += left.eq(left - 1)
+                            with m.If(place <= last):
+                                m.d.sync += [place.eq(place + 1), shifted]
                             with m.If(left == 0):
-                                m.d.comb += self.dispatched.eq(1)
-                                m.d.sync += index.eq(index + 1)
+                                m.d.comb += self.dispatched.eq(~is_end)
+                                m.d.sync += [index.eq(index + 1), place.eq(0)]
                                 m.next = "HEAD"
+                                with m.If(is_end):
+                                    m.next = "END"
             with m.State("END"):
                 m.d.comb += self.ended.eq(1)
             with m.State("STOP"):
@@ -404,7 +411,11 @@ class Sequencer(wiring.Component):
         for number, output in enumerate(outputs):
             group = BODIES[spec.queues[number][0]]
             queue = EngineQueue(
-                group, spec.words_of_queue(number), spec.in_flight, spec.num_semaphores
+                group,
+                spec.words_of_queue(number),
+                spec.in_flight,
+                spec.num_semaphores,
+                8 * spec.part_bytes,
             )
             m.submodules[f"queue{number}"] = anew(queue)
             wiring.connect(m, dispatcher.o[number], queue.i)

@@ -5,7 +5,7 @@ memory when there is room for it, and a burst to memory begins when its words ar
 memory bus never waits for a link or for another device.
 """
 
-from amaranth.hdl import Const, Module, Mux, Signal, unsigned
+from amaranth.hdl import Module, Mux, Signal, unsigned
 from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out
 
@@ -18,6 +18,7 @@ from fpgapipe.hw.rtl.dma.load import LoadEngine
 from fpgapipe.hw.rtl.dma.store import StoreEngine
 from fpgapipe.hw.rtl.lib.axi import AxiRead, AxiWrite, Slice
 from fpgapipe.hw.rtl.lib.memory import BlockMemory, BlockMemorySpec
+from fpgapipe.hw.rtl.lib.parts import last_part
 from fpgapipe.hw.rtl.lib.queue import WordFifo, issue_layout
 from fpgapipe.hw.rtl.link.link_beats import word_layout
 
@@ -98,16 +99,6 @@ def _members(spec):
 def link_parts(spec: CoreSpec) -> int:
     """Parts in which a word enters or leaves the links of a core."""
     return WORD_BYTES // spec.link_port_bytes
-
-
-def last_part(m, moves, parts):
-    """Return whether the part of a word that moves is its last one, and whether it is its first."""
-    if parts == 1:
-        return Const(1), Const(1)
-    part = Signal(range(parts))
-    with m.If(moves):
-        m.d.sync += part.eq(part + 1)
-    return part == parts - 1, part == 0
 
 
 def _take(m, engine, inner, packets):

@@ -24,11 +24,10 @@ QUEUED = data.StructLayout(
         "wait": NUM_SEMAPHORES,
         "signal": NUM_SEMAPHORES,
         "index_high": INDEX_BITS - 16,
-        "body": WORD_BITS - HEADER.bits,
     }
 )
-"""Layout of an instruction's first word in a queue. The instruction's number replaces the fields of
-the header that only dispatch reads, so queues are no wider than the program."""
+"""Layout of an instruction's header in a queue. The instruction's number replaces the fields that
+only dispatch reads, so queues are no wider than the program."""
 
 
 def started_layout(num_semaphores: int) -> data.StructLayout:
@@ -90,19 +89,22 @@ class WordFifo(wiring.Component):
 
     Attributes
     ----------
-    memory, produce, consume, level
-        Memory and signals for proofs: the addresses of the next write and of the next read, and the
-        number of words in the memory.
+    memory, produce, consume, level, writes, reads
+        Memory and signals for proofs: the addresses of the next write and of the next read, the
+        number of words in the memory, and whether one is written or read in this cycle.
     """
 
     def __init__(self, shape, depth):
         if depth < 2 or depth & (depth - 1):
             raise ValueError(f"FIFO depth must be a power of two, at least 2, not {depth!r}")
         self._depth = depth
-        self.memory = Memory(shape=shape, depth=depth, init=[])
+        # A row is never read in the cycle in which it is written. Yosys is told so; for block RAMs
+        # that do not keep their old rows then, such as those of ECP5, it would add logic.
+        self.memory = Memory(shape=shape, depth=depth, init=[], attrs={"no_rw_check": 1})
         self.produce = Signal(range(depth))
         self.consume = Signal(range(depth))
         self.level = Signal(range(depth + 1))
+        self.writes, self.reads = Signal(), Signal()
         super().__init__({"i": In(stream.Signature(shape)), "o": Out(stream.Signature(shape))})
 
     def elaborate(self, platform):  # noqa: D102
@@ -114,20 +116,22 @@ class WordFifo(wiring.Component):
             self.i.ready.eq(~self.level[-1]),  # the bit is set if the level is `depth`
             write.addr.eq(self.produce),
             write.data.eq(self.i.payload),
-            write.en.eq(self.i.valid & self.i.ready),
+            self.writes.eq(self.i.valid & self.i.ready),
+            write.en.eq(self.writes),
             read.addr.eq(self.consume),
-            read.en.eq((self.level != 0) & (~self.o.valid | self.o.ready)),
+            self.reads.eq((self.level != 0) & (~self.o.valid | self.o.ready)),
+            read.en.eq(self.reads),
             self.o.payload.eq(read.data),
         ]
-        with m.If(write.en):
+        with m.If(self.writes):
             m.d.sync += self.produce.eq(self.produce + 1)
-        with m.If(read.en):
+        with m.If(self.reads):
             m.d.sync += self.consume.eq(self.consume + 1)
-        with m.If(write.en & ~read.en):
+        with m.If(self.writes & ~self.reads):
             m.d.sync += self.level.eq(self.level + 1)
-        with m.Elif(read.en & ~write.en):
+        with m.Elif(self.reads & ~self.writes):
             m.d.sync += self.level.eq(self.level - 1)
-        m.d.sync += self.o.valid.eq(read.en | (self.o.valid & ~self.o.ready))
+        m.d.sync += self.o.valid.eq(self.reads | (self.o.valid & ~self.o.ready))
         return m
 
 
@@ -137,16 +141,28 @@ class EngineQueue(wiring.Component):
     It starts an instruction when the semaphores that this waits for can be taken, and signals the
     instruction's semaphores when it is done.
 
-    An instruction is offered 3 cycles after its last word entered, or 5 cycles if it waits for
-    semaphores that can be taken at once. The throughput is an instruction of `w` words every
-    ``w + 1`` or ``w + 3`` cycles.
+    An instruction is offered 3 cycles after its last part entered, or 5 cycles if it waits for
+    semaphores that can be taken at once. The throughput is an instruction of `p` parts every
+    ``p + 1`` or ``p + 3`` cycles.
 
     An offer is withdrawn when ``halt`` rises; no instruction moves at `o` while ``halt`` is high.
 
+    Parameters
+    ----------
+    group : Group
+        Fields of the instructions' bodies.
+    depth : int
+        Number of words that are kept beside the instruction at the head.
+    in_flight : int
+        Number of instructions that may have been started and not have signalled.
+    num_semaphores : int
+    part_bits : int
+        Width of the parts in which words enter, which divides 512.
+
     Members
     -------
-    i : In(stream.Signature(512))
-        Words; the first word of an instruction has the layout `QUEUED`.
+    i : In(stream.Signature(part_bits))
+        Parts of words, the lowest bits first; an instruction begins with the layout `QUEUED`.
     o : Out(stream.Signature(issue_layout(group)))
         Instructions that are started.
     done : In(1)
@@ -168,23 +184,28 @@ class EngineQueue(wiring.Component):
 
     Attributes
     ----------
-    fifo, started, collected, granted, begun, num_done
-        Submodules and signals for proofs.
+    parts, fifo, started, collected, granted, begun, num_done
+        Number of parts of an instruction, submodules and signals for proofs.
     """
 
-    def __init__(self, group, depth, in_flight, num_semaphores=CORE_SEMAPHORES):
+    def __init__(
+        self, group, depth, in_flight, num_semaphores=CORE_SEMAPHORES, part_bits=WORD_BITS
+    ):
         self._num_semaphores = num_semaphores
-        self._words = -(-(HEADER.bits + group.bits) // WORD_BITS)
+        self._part_bits = part_bits
+        bits, word_parts = HEADER.bits + group.bits, WORD_BITS // part_bits
+        self._used = -(-bits // part_bits)
+        self.parts = -(-bits // WORD_BITS) * word_parts
         self._in_flight = in_flight
-        self.fifo = WordFifo(unsigned(WORD_BITS), depth)
+        self.fifo = WordFifo(unsigned(part_bits), depth * word_parts)
         self.started = WordFifo(started_layout(num_semaphores), in_flight)
-        self.collected = Signal(range(self._words + 1))
+        self.collected = Signal(range(self.parts + 1))
         self.granted = Signal()
         self.begun = Signal(range(in_flight + 1))
         self.num_done = Signal(range(in_flight + 1))
         super().__init__(
             {
-                "i": In(stream.Signature(unsigned(WORD_BITS))),
+                "i": In(stream.Signature(unsigned(part_bits))),
                 "o": Out(stream.Signature(issue_layout(group))),
                 "done": In(1),
                 "consumer": Out(Consumer(num_semaphores)),
@@ -202,24 +223,27 @@ class EngineQueue(wiring.Component):
         collected, granted, begun = self.collected, self.granted, self.begun
         wiring.connect(m, wiring.flipped(self.i), fifo.i)
 
-        # All words but the last are collected in registers; the last stays at the FIFO's output.
-        earlier = Signal(WORD_BITS * (self._words - 1), reset_less=True)
+        # The parts that have fields are collected in registers, but for the last part of the last
+        # word, which stays at the FIFO's output. The others are dropped.
+        kept = min(self._used, self.parts - 1)
+        earlier = Signal(self._part_bits * kept, reset_less=True)
         complete = Signal()
         moves = Signal()
-        whole = Signal(WORD_BITS * self._words)
+        whole = Signal(self._part_bits * (kept + 1))
         m.d.comb += [
-            complete.eq(fifo.o.valid & (collected == self._words - 1)),
+            complete.eq(fifo.o.valid & (collected == self.parts - 1)),
             whole.eq(Cat(earlier, fifo.o.payload)),
-            fifo.o.ready.eq((collected != self._words - 1) | moves),
+            fifo.o.ready.eq((collected != self.parts - 1) | moves),
         ]
         with m.If(moves):
             m.d.sync += collected.eq(0)
         with m.Elif(fifo.o.valid & fifo.o.ready):
             m.d.sync += collected.eq(collected + 1)
-        if self._words > 1:
-            with m.If(fifo.o.valid & (collected != self._words - 1)):
-                m.d.sync += earlier.eq(Cat(earlier, fifo.o.payload)[WORD_BITS:])
-        head = data.View(QUEUED, whole[:WORD_BITS])
+        if kept:
+            keeps = collected != kept if kept == self.parts - 1 else collected < kept
+            with m.If(fifo.o.valid & keeps):
+                m.d.sync += earlier.eq(Cat(earlier, fifo.o.payload)[self._part_bits :])
+        head = data.View(QUEUED, whole[: HEADER.bits])
         # Dispatch has checked that the instruction names no other semaphores.
         waits, signalled = (mask[: self._num_semaphores] for mask in (head.wait, head.signal))
         index = Cat(head.index_low, head.index_high)
