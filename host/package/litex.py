@@ -133,7 +133,7 @@ def makefile(target: Target) -> str:
     return f"""\
 # Builds the bitstream for {target.device}. Made by fpgapipe; do not edit.
 PYTHON ?= python3
-SEEDS ?= 1 2 3 4
+SEEDS ?= 1 2
 
 all: {BITSTREAM}
 

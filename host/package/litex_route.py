@@ -1,8 +1,8 @@
 """Maps, places and routes the SoC of a device, and packs its bitstream.
 
 Packages have a copy of this file, ``route.py``, which needs no more than Python. How long wires get
-is a matter of luck where a core takes 60 % of the part: placements of one netlist differ by a tenth
-of their wires, and the router does not end with each of them. So several placements are made, and
+is a matter of luck where a core takes 60 % of the part: placements of one netlist differ by up to a
+tenth of their wires, and the router may not end with each of them. So some placements are made, and
 routed from the shortest wires on, until one is whole and fast enough.
 """
 
@@ -33,17 +33,19 @@ not end, where a core takes 60 % of the LUTs."""
 MAP = f"""\
 synth_ecp5 -top {NAME} -run begin:map_luts
 techmap -map +/lattice/latches_map.v
-abc -lut LUTS
+abc -lut 4:7
 clean
 synth_ecp5 -top {NAME} -run map_cells:"""
 """Steps of Yosys in the place of ``synth_ecp5``, which maps to LUTs by abc9: shorter wires, but the
-router does not end. The word LUTS stands for one of `LUTS`."""
+router does not end. LUTs of more than four inputs are made of several and of multiplexers; without
+them there are fewer LUTs and as many wires, and the router leaves more of them overused."""
 
-LUTS = {False: "4:7", True: "4"}
-"""LUTs that abc maps to, without links and with them. Those of more inputs are made of several and
-of multiplexers; they are fast, but take up to two fifths more of the part."""
+WEIGHTS = {"initCurrCongWeight": 0.5, "currCongWeightMult": 0.5, "histCongWeight": 2}
+"""Settings of nextpnr's router: what it costs at first that others use a wire, by how much that
+grows with each round, and what the rounds before count. By default the second is 2 and the third 1,
+and then the ways around get so long that after some 30 rounds more wires are overused again."""
 
-SEEDS = (1, 2, 3, 4)
+SEEDS = (1, 2)
 """Seeds of the placements, if none are given."""
 
 PATIENCE = 25
@@ -148,14 +150,13 @@ def sources_digest(folder: Path) -> str:
     return found.hexdigest()
 
 
-def mapped(folder: Path, command: list[str], *, has_links: bool) -> None:
+def mapped(folder: Path, command: list[str]) -> None:
     """Make the netlist with Yosys, unless it is there and its sources are the same."""
     # YoWASP's tools see the folder that they run in, and not every other one (/tmp is their own).
     script = folder / f"{NAME}.ys"
     text = script.read_text().replace(f"{folder}{os.sep}", "")
     if "map_luts" not in text:
-        steps = MAP.replace("LUTS", LUTS[has_links])
-        text = re.sub(r"^synth_ecp5 .*$", steps, text, count=1, flags=re.MULTILINE)
+        text = re.sub(r"^synth_ecp5 .*$", MAP, text, count=1, flags=re.MULTILINE)
     script.write_text(text)
     mark, digest = folder / "netlist.sha256", sources_digest(folder)
     if mark.is_file() and mark.read_text() == digest:
@@ -176,6 +177,7 @@ def placed(folder: Path, command: list[str], seed: int) -> int:
         begin_s = time.monotonic()
         options = ("--seed", str(seed), "--no-route", "--write", half.name)
         run([*without(command, "--textcfg", "--seed"), *PLACE_AND_ROUTE, *options], log)
+        half.write_text(weighted(half.read_text()))
         half.replace(result)
         took = f" in {(time.monotonic() - begin_s) / 60:.0f} minutes"
     else:
@@ -187,8 +189,23 @@ def placed(folder: Path, command: list[str], seed: int) -> int:
     return wires[-1]
 
 
-def routed(folder: Path, command: list[str], seed: int) -> None:
-    """Route a placement; stops when no round has had fewer overused wires for a while."""
+def weighted(design: str) -> str:
+    """Return a placed design with the settings of the router that nextpnr has no options for."""
+    lines = "".join(f'        "router2/{name}": "{value:f}",\n' for name, value in WEIGHTS.items())
+    head, mark, rest = design.partition('"settings": {\n')
+    if not mark:
+        raise ToolError("nextpnr-ecp5: there are no settings in the placement that it has written")
+    return head + mark + lines + rest
+
+
+def routed(folder: Path, command: list[str], seed: int, clk_hz: float) -> None:
+    """Route a placement; stops when no round has had fewer overused wires for a while.
+
+    Raises
+    ------
+    ToolError
+        If it was stopped, or a clock is slower than the SoC's.
+    """
     best, since = 1 << 62, 0
 
     def look(line: str) -> bool:
@@ -208,6 +225,12 @@ def routed(folder: Path, command: list[str], seed: int) -> None:
     run([*without(command, "--json", "--seed"), *PLACE_AND_ROUTE, *options, *netlist], log, look)
     clocks = dict(_CLOCK.findall(log.read_text()))
     named = ", ".join(f"{name}: {mhz} MHz" for name, mhz in clocks.items())
+    # nextpnr itself forgets, with a placement that was written, how fast the clocks shall be.
+    if not clocks or min(map(float, clocks.values())) < clk_hz / 1e6:
+        raise ToolError(
+            f"routed for {named or 'no clock'}, where the SoC needs {clk_hz / 1e6:g} MHz; "
+            f"{log} has the paths"
+        )
     told(f"seed {seed}: routed in {(time.monotonic() - begin_s) / 60:.0f} minutes; {named}")
 
 
@@ -227,7 +250,7 @@ def main() -> None:
     """Place the SoC with several seeds, and route the placement with the shortest wires."""
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument(
-        "--seeds", type=int, nargs="+", default=SEEDS, help="of the placements (1 2 3 4)"
+        "--seeds", type=int, nargs="+", default=SEEDS, help="of the placements (1 2)"
     )
     parser.add_argument(
         "--jobs",
@@ -237,13 +260,13 @@ def main() -> None:
     )
     arguments = parser.parse_args()
     here = Path(__file__).resolve().parent
-    has_links = bool(json.loads((here / "device.json").read_text())["board"]["links"])
+    clk_hz = json.loads((here / "device.json").read_text())["clk_hz"]
     out = here / "build"
     folder = out / "gateware"
     tools_on_path(out / "tools")
     try:
         commands = commands_of(folder)
-        mapped(folder, commands["yosys"], has_links=has_links)
+        mapped(folder, commands["yosys"])
         lengths = {}
         seeds = tuple(dict.fromkeys(arguments.seeds))
         told(f"nextpnr places the SoC with {len(seeds)} seeds; each takes some 10 minutes")
@@ -263,7 +286,7 @@ def main() -> None:
         for seed in sorted(lengths, key=lambda each: lengths[each]):
             told(f"seed {seed}: nextpnr routes it; a quarter of an hour and more")
             try:
-                routed(folder, commands["nextpnr-ecp5"], seed)
+                routed(folder, commands["nextpnr-ecp5"], seed, clk_hz)
             except ToolError as error:
                 told(f"seed {seed}: {error}")
                 continue
@@ -279,7 +302,7 @@ def main() -> None:
         sys.exit(130)
     sys.exit(
         "route.py: no placement was routed with the clock that the SoC needs, as the lines above "
-        "say; try other seeds (make SEEDS='5 6 7 8'), or plan for a lower clk_target_hz of the "
+        "say; try other seeds (make SEEDS='3 4'), or plan for a lower clk_target_hz of the "
         "board or a smaller core (--array)"
     )
 

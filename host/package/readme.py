@@ -119,9 +119,9 @@ python3 -m venv tools && tools/bin/pip install \\
 make PYTHON=tools/bin/python      # {LITEX_BITSTREAM}; {CSR}
 ```
 
-This may take an hour on two processors: the SoC is placed with four seeds, and the placement with
-the shortest wires is routed, then the next if that one is not routed or misses the SoC's
-{target.clock_mhz} MHz. What was stopped goes on from what is there. `make SEEDS='5 6 7 8'` tries
+This may take half an hour on two processors: the SoC is placed with two seeds, and the placement
+with the shorter wires is routed, then the other if that one is not routed or misses the SoC's
+{target.clock_mhz} MHz. What was stopped goes on from what is there. `make SEEDS='3 4'` tries
 others.
 
 ## Load and reach it

@@ -39,14 +39,9 @@ PACKED_REGISTERS = {"DSP48E1": (156, 132)}
 it moves none into others. Counted."""
 
 LUT4_FACTOR = 1.6
-"""Number of four-input LUTs that replace one of six inputs, for all blocks except cells. Counts on
-the blocks of a 4 x 4 core range from 1.3 (operand reader, datapath) over 1.8 (scratchpad) to 3.8
-(sequencer)."""
-
-LINKED_LUT4_FACTOR = 1.39
-"""The same in a core with links, whose package maps its logic for area in place of speed
-(`fpgapipe.host.package.litex_soc`). A SoC of 8 x 2 cells with a link, mapped so, and one of 16 x 2
-cells without, mapped for speed, take 54,044 and 53,409 LUTs as nextpnr counts them."""
+"""Number of four-input LUTs that replace one of six inputs, for all blocks except cells. Cores of
+16 x 2 cells, and of 8 x 2 with a link, take 43,540 and 48,780 LUTs as nextpnr counts them; with
+this number the model says 44,074 and 50,109."""
 
 MOST_BANKS = ScratchpadSpec().banks
 """Largest number of scratchpad banks. Each bank has two memories, for the even and the odd words of
@@ -307,8 +302,7 @@ def _lut4(logic: Resources, shape: CoreShape) -> Resources:
     """Convert counts for LUTs of six inputs to the part, which may have LUTs of four inputs."""
     if shape.dsp_kind != "MULT18X18D":
         return logic
-    factor = LINKED_LUT4_FACTOR if shape.links else LUT4_FACTOR
-    return logic + Resources(lut=logic.lut * (factor - 1))
+    return logic + Resources(lut=logic.lut * (LUT4_FACTOR - 1))
 
 
 def _cells(shape: CoreShape, cols: int) -> Resources:
