@@ -257,6 +257,15 @@ def _ends_early(fetcher, m):
     m.d.comb += fetcher.idle.eq(1)
 
 
+def _collects_without_counting(queue, m):
+    with m.If(queue.collected == 2):
+        m.d.sync += queue.collected.eq(queue.collected)
+
+
+def _numbers_every_part(dispatcher, m):
+    m.d.comb += dispatcher.o[0].payload[:16].eq(0)
+
+
 def _forgets_the_engine(first, m):
     m.d.sync += first.engine.eq(0)
 
@@ -270,12 +279,16 @@ FAULTS = {
     "forgets the engine": ("FirstFailure", _forgets_the_engine, "keeps_the_first_error"),
     "ends while reading": ("Fetcher", _ends_early, "can_be_cancelled"),
 }
+FAULTS_IN_PARTS = {
+    "collects without counting": ("EngineQueue", _collects_without_counting, "runs_random"),
+    "numbers every part": ("Dispatcher", _numbers_every_part, "runs_random"),
+    "forgets bad parts": ("ProgramReader", _forgets_bad_beats, "stops_where_memory_ends"),
+}
 
 
-@pytest.mark.sim
-@pytest.mark.parametrize("fault", some_of(FAULTS))
-def test_testbench_sees(fault, tmp_path, monkeypatch):
-    name, change, test = FAULTS[fault]
+def sees(fault, spec, folder, monkeypatch):
+    """Whether the testbench fails in the test that a fault is for."""
+    name, change, test = fault
 
     class Twin(getattr(gateware, name)):
         def elaborate(self, platform):
@@ -285,5 +298,17 @@ def test_testbench_sees(fault, tmp_path, monkeypatch):
 
     monkeypatch.setattr(gateware, name, Twin)
     with pytest.raises(SimulationError) as caught:
-        simulate(Sequencer(SMALL), "tb_sequencer", tmp_path, flags=FLAGS, seed=1)
-    assert any(failed.startswith(test) for failed in caught.value.failures)
+        simulate(Sequencer(spec), "tb_sequencer", folder, flags=FLAGS, seed=1)
+    return any(failed.startswith(test) for failed in caught.value.failures)
+
+
+@pytest.mark.sim
+@pytest.mark.parametrize("fault", some_of(FAULTS))
+def test_testbench_sees(fault, tmp_path, monkeypatch):
+    assert sees(FAULTS[fault], SMALL, tmp_path, monkeypatch)
+
+
+@pytest.mark.sim
+@pytest.mark.parametrize("fault", some_of(FAULTS_IN_PARTS))
+def test_testbench_sees_faults_in_parts(fault, tmp_path, monkeypatch):
+    assert sees(FAULTS_IN_PARTS[fault], PARTS[4], tmp_path, monkeypatch)
