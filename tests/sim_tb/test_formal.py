@@ -132,7 +132,7 @@ def forgets_who_has_it(fork, m):
 FAULTS = [
     (loses_a_word, WordFifo, fifo_proof, "its pointers are as far apart"),
     (gives_zeros, WordFifo, fifo_proof, "a word leaves as it came"),
-    (takes_more_than_it_holds, WordFifo, fifo_proof, "never holds more than it can"),
+    (takes_more_than_it_holds, WordFifo, fifo_proof, "never reads the row that it writes"),
     (changes_what_waits, WordFifo, fifo_proof, "a word keeps its value"),
     (withdraws_what_waits, WordFifo, fifo_proof, "what came less what went is inside"),
     (gives_a_word_twice, WordFifo, fifo_proof, "its pointers are as far apart"),
