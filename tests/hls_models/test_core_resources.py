@@ -152,7 +152,7 @@ WHOLE = {
             counters=False,
         ),
         "DSP48E1",
-        Resources(28603, 34750, 19.5, 0, 29),
+        Resources(26902, 33145, 24.5, 0, 29),
     ),
 }
 
