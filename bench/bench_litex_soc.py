@@ -41,7 +41,8 @@ def step_of(folder: Path, batch: int) -> dict[str, Any]:
     if code:
         return {"equal": False}
     build = open_build(folder / "b")
-    (package,) = (folder / "b" / "package" / "litex").iterdir()
+    packages = (folder / "b" / "package" / "litex").iterdir()
+    (package,) = (each for each in packages if each.is_dir())
     began_s = time.monotonic()
     program, csr = compiled(package, num_boards=1)
     compile_s = round(time.monotonic() - began_s, 1)
