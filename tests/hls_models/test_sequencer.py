@@ -35,8 +35,8 @@ NARROW = SequencerSpec(
     load_words=8, store_words=4, gemm_words=16, in_flight=8, prefetch_words=8, fetch_words=2,
     bus_bytes=16,
 )  # fmt: skip
-PARTS = {each: replace(NARROW, bus_bytes=each, part_bytes=each) for each in (4, 8, 16)}
-"""Sequencers whose program passes in parts: of a header in three, in two, and in one."""
+PARTS = {each: replace(NARROW, bus_bytes=each, part_bytes=each) for each in (4, 8, 16, 32)}
+"""Sequencers whose program passes in parts: a header is in three, in two, or in one."""
 
 # Yosys writes muxes of several one-hot cases as "casez" with the mark that they never overlap.
 FLAGS = ("-Wno-CASEOVERLAP",)
