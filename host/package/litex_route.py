@@ -225,7 +225,8 @@ def routed(folder: Path, command: list[str], seed: int, clk_hz: float) -> None:
     run([*without(command, "--json", "--seed"), *PLACE_AND_ROUTE, *options, *netlist], log, look)
     clocks = dict(_CLOCK.findall(log.read_text()))
     named = ", ".join(f"{name}: {mhz} MHz" for name, mhz in clocks.items())
-    # nextpnr itself forgets, with a placement that was written, how fast the clocks shall be.
+    # nextpnr itself forgets, with a placement that was written, how fast the clocks shall be. That
+    # of a link's pins is half as fast as the SoC's; it has to pass the same bound.
     if not clocks or min(map(float, clocks.values())) < clk_hz / 1e6:
         raise ToolError(
             f"routed for {named or 'no clock'}, where the SoC needs {clk_hz / 1e6:g} MHz; "

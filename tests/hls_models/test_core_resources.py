@@ -357,8 +357,7 @@ NARROW_SEQUENCERS = {
 @pytest.mark.parametrize("case", [each for each in NARROW_SEQUENCERS if each[0] < 64], ids=str)
 def test_narrow_sequencers_are_as_counted(case):
     bus_bytes, has_vector, num_links = case
-    link = LinkEngineSpec(phy_bytes=4, slots=(4, 4, 2), port_bytes=4)
-    link = dataclasses.replace(link, frame_words=4)
+    link = LinkEngineSpec(phy_bytes=4, frame_words=4, slots=(4, 4, 2), port_bytes=4)
     spec = SequencerSpec.sized(1, (link,) * num_links, bus_bytes, 16, has_vector=has_vector)
     found = narrow_sequencer(spec)
     luts, registers, blocks = NARROW_SEQUENCERS[case]

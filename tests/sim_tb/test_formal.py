@@ -60,6 +60,11 @@ def takes_more_than_it_holds(fifo, m):
     m.d.comb += fifo.i.ready.eq(1)
 
 
+def counts_more_than_it_holds(fifo, m):
+    with m.If(fifo.level == 4):
+        m.d.sync += fifo.level.eq(5)
+
+
 def changes_what_waits(fifo, m):
     with m.If(~fifo.o.ready):
         m.d.comb += fifo.o.payload.eq(fifo.i.payload)
@@ -133,6 +138,7 @@ FAULTS = [
     (loses_a_word, WordFifo, fifo_proof, "its pointers are as far apart"),
     (gives_zeros, WordFifo, fifo_proof, "a word leaves as it came"),
     (takes_more_than_it_holds, WordFifo, fifo_proof, "never reads the row that it writes"),
+    (counts_more_than_it_holds, WordFifo, fifo_proof, "never holds more than it can"),
     (changes_what_waits, WordFifo, fifo_proof, "a word keeps its value"),
     (withdraws_what_waits, WordFifo, fifo_proof, "what came less what went is inside"),
     (gives_a_word_twice, WordFifo, fifo_proof, "its pointers are as far apart"),
