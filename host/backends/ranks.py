@@ -13,6 +13,7 @@ import os
 import signal
 import sys
 import threading
+import time
 import traceback
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -40,6 +41,9 @@ EXIT_INTERRUPTED = 130
 
 PATIENCE_S = 5.0
 """Seconds after an interrupt in which ranks may end the jobs that they have begun."""
+
+LAUNCHER_S = 5.0
+"""Seconds in which a launcher finds that a process has died, and ends the others."""
 
 PAUSE_S = 0.005
 """Longest pause between two looks for a job or a result, seconds."""
@@ -115,11 +119,23 @@ def serve(comm: Any) -> None:
                     devices = RankedDevices(comm, **arguments)
                 else:
                     getattr(devices, name)(*arguments)
-    except BaseException:
+    except BaseException as error:
+        let_launcher_end(error)
         print(f"rank {comm.rank} has failed:", file=sys.stderr)
         traceback.print_exc()
         comm.Abort(EXIT_INTERNAL)
         raise
+
+
+def let_launcher_end(error: BaseException) -> None:
+    """Wait for the launcher to end this process, if an error is one of MPI itself.
+
+    Such an error mostly means that another process has died while it sent a message to this one.
+    The launcher says which process that was. If this process ended itself first, its own error
+    would be all that is said.
+    """
+    if type(error).__module__.partition(".")[0] == "mpi4py":
+        time.sleep(LAUNCHER_S)
 
 
 def _executor(comm: Any) -> Any:

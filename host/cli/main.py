@@ -19,7 +19,7 @@ import click
 from fpgapipe import __version__
 from fpgapipe.errors import UserError, nearest
 from fpgapipe.garbage import end_after_command
-from fpgapipe.host.backends.ranks import are_several, on_all_ranks
+from fpgapipe.host.backends.ranks import are_several, let_launcher_end, on_all_ranks
 from fpgapipe.host.cli.commands.agent import agent
 from fpgapipe.host.cli.commands.bench import bench
 from fpgapipe.host.cli.commands.boards import boards
@@ -148,6 +148,7 @@ def _main(argv: Sequence[str] | None, come: Sequence[int]) -> int:
             click.echo(f"error: writing{where} failed: {error.strerror}", err=True)
             discard_output()
             return EXIT_USER
+        let_launcher_end(error)
         click.echo(traceback.format_exc(), err=True)
         click.echo(
             f"This is a defect of fpgapipe {__version__}. Please report it with the lines above, "

@@ -15,6 +15,8 @@ from launchers import is_open_mpi, mpiexec
 from network_hosts import network_hosts
 from run_cases import verilog_build
 
+from fpgapipe.host.backends import ranks
+
 CLI = [sys.executable, "-m", "fpgapipe.host.cli.main"]
 BEGIN = ("--data", "random", "--no-validation", "--seed", "3")
 STEPS = 40
@@ -122,6 +124,15 @@ def test_a_process_that_dies_ends_all(rank, built, whole):
     assert re.search(rf"PID:? {dead}\b", said.split("simulates device 1\n")[1])
     assert newest(built) in range(2, STEPS)
     assert (finished([*CLI, "run", built, "--resume", "--json"]), last(built)) == whole
+
+
+@pytest.mark.parametrize("module, waits", [("mpi4py.MPI", True), ("builtins", False)])
+def test_an_error_of_mpi_waits_for_the_launcher(module, waits, monkeypatch):
+    """Which knows the process that died; the error of the one that waited for it says nothing."""
+    slept = []
+    monkeypatch.setattr(time, "sleep", slept.append)
+    ranks.let_launcher_end(type("Exception", (RuntimeError,), {"__module__": module})())
+    assert slept == [ranks.LAUNCHER_S] * waits
 
 
 def newest(built):
