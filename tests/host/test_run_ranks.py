@@ -126,7 +126,7 @@ def test_a_process_that_dies_ends_all(rank, built, whole):
     assert (finished([*CLI, "run", built, "--resume", "--json"]), last(built)) == whole
 
 
-@pytest.mark.parametrize("module, waits", [("mpi4py.MPI", True), ("builtins", False)])
+@pytest.mark.parametrize(("module", "waits"), [("mpi4py.MPI", True), ("builtins", False)])
 def test_an_error_of_mpi_waits_for_the_launcher(module, waits, monkeypatch):
     """Which knows the process that died; the error of the one that waited for it says nothing."""
     slept = []

@@ -12,6 +12,7 @@ import click
 import pytest
 
 from fpgapipe.host.cli.main import cli, main
+from fpgapipe.lowering.shards import hybrid  # noqa: F401, registers all units before a page does
 from fpgapipe.lowering.units import registry
 
 ROOT = Path(__file__).parents[2]
