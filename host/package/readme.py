@@ -119,10 +119,10 @@ python3 -m venv tools && tools/bin/pip install \\
 make PYTHON=tools/bin/python      # {LITEX_BITSTREAM}; {CSR}
 ```
 
-This may take half an hour on two processors: the SoC is placed with two seeds, and the placement
-with the shorter wires is routed, then the other if that one is not routed or misses the SoC's
-{target.clock_mhz} MHz. What was stopped goes on from what is there. `make SEEDS='3 4'` tries
-others.
+This takes 35 minutes to an hour on two processors: the SoC is placed with two seeds, and the
+placement with the shorter wires is routed, then the other if that one is not routed or misses
+the SoC's {target.clock_mhz} MHz. A placement that hardly reaches them comes last. What was stopped
+goes on from what is there. `make SEEDS='3 4'` tries others.
 
 ## Load and reach it
 

@@ -31,6 +31,10 @@ if "--no-route" in words:
         sys.exit(1)
     print("Info:   at iteration #1: temp = 0.000000, timing cost = 9, wirelen = 999999")
     print("Info:   at iteration #9: temp = 0.000000, timing cost = 9, wirelen =", wires)
+    clock = plan["estimate"].get(value("--seed"), 44.5)
+    asked = plan.get("asked", "40.00")
+    print("Info: Max frequency for clock '$glbnet$link0_in_clock': 30.50 MHz (PASS at 20.00 MHz)")
+    print(f"Info: Max frequency for clock '$glbnet$sys_clk': {{clock}} MHz (PASS at {{asked}} MHz)")
     settings = '"settings": {{\\n        "seed": "' + value("--seed") + '"\\n      }}'
     Path(value("--write")).write_text("{{\\n      " + settings + "\\n}}\\n")
     sys.exit(0)
@@ -41,7 +45,7 @@ seed = settings["seed"]
 for number, overused in enumerate(plan["rounds"].get(seed, [9, 0]), 1):
     print(f"Info:     iter={{number}} wires=7 overused={{overused}} archfail=NA", flush=True)
 clock = plan["clock"].get(seed, 41.5)
-print("Info: Max frequency for clock '$glbnet$link0_in_clock': 143.76 MHz (PASS at 12.00 MHz)")
+print("Info: Max frequency for clock '$glbnet$link0_in_clock': 33.76 MHz (PASS at 12.00 MHz)")
 print(f"Info: Max frequency for clock       '$glbnet$sys_clk': {{clock}} MHz (PASS at 12.00 MHz)")
 Path(value("--textcfg")).write_text("routed " + seed)
 """
@@ -71,6 +75,8 @@ def soc(tmp_path, monkeypatch):
     monkeypatch.setattr(litex_route, "__file__", str(here / "route.py"))
     monkeypatch.setattr(litex_route.sys, "executable", str(tools / "python"))
 
+    defaults = {"rounds": {}, "clock": {}, "estimate": {}}
+
     def written(**plan):
         (here / "device.json").write_text(json.dumps({"clk_hz": 40e6}))
         (gateware / "build_fpgapipe.sh").write_text(SCRIPT)
@@ -78,7 +84,7 @@ def soc(tmp_path, monkeypatch):
             f"read_verilog {gateware}/fpgapipe.v\nsynth_ecp5 -top fpgapipe\nwrite_json x\n"
         )
         (gateware / "fpgapipe.v").write_text(plan.pop("verilog", "// at 12:00\nmodule a;\n"))
-        (gateware / "plan.json").write_text(json.dumps({"rounds": {}, "clock": {}, **plan}))
+        (gateware / "plan.json").write_text(json.dumps(defaults | plan))
 
     def run(*arguments):
         monkeypatch.setattr(litex_route.sys, "argv", ["route.py", *map(str, arguments)])
@@ -105,8 +111,10 @@ def test_the_shortest_wires_are_routed(soc, capsys):
     for call in calls[1:6]:
         assert call.count("--placer") == call.count("--router") == call.count("--json") == 1
     out = capsys.readouterr().out
-    assert "seed 2: placed in 0 minutes, wires of 388,263 tiles" in out
-    clocks = "$glbnet$link0_in_clock: 143.76 MHz, $glbnet$sys_clk: 41.5 MHz"
+    estimated = "$glbnet$link0_in_clock: 30.5 MHz, $glbnet$sys_clk: 44.5 MHz"
+    placed = "seed 2: placed in 0 minutes, wires of 388,263 tiles; estimated "
+    assert placed + estimated in out
+    clocks = "$glbnet$link0_in_clock: 33.76 MHz, $glbnet$sys_clk: 41.5 MHz"
     assert f"seed 2: routed in 0 minutes; {clocks}" in out
     assert out.splitlines()[-1].endswith("fpgapipe.bit is there")
 
@@ -134,11 +142,29 @@ def test_a_router_without_progress_is_stopped(soc, capsys):
     out = capsys.readouterr().out
     assert "seed 2: 1,968 wires are overused after 10 rounds" in out
     assert "seed 2: nextpnr-ecp5 was stopped" in out
-    assert (
-        "seed 4: routed for $glbnet$link0_in_clock: 143.76 MHz, $glbnet$sys_clk: 39.99 MHz" in out
-    )
-    assert ", where the SoC needs 40 MHz; " in out
+    assert "seed 4: routed for $glbnet$link0_in_clock: 33.76 MHz, $glbnet$sys_clk: 39.99 MHz" in out
+    assert ", where $glbnet$sys_clk needs 40 MHz; " in out
     assert (gateware / "route-2.log").read_text().count("iter=") < 2 + litex_route.PATIENCE + 2
+
+
+def test_a_placement_that_is_hardly_fast_enough_is_routed_last(soc):
+    """Seeds 2 and 4 have the shorter wires."""
+    written, run, gateware = soc
+    written(wires=WIRES, estimate={"2": 40.93, "4": 41.9})
+    run("--seeds", *WIRES)
+    assert (gateware / "fpgapipe.bit").read_text() == "routed 1"
+    written(wires=WIRES, estimate=dict.fromkeys(WIRES, 41.9), verilog="module b;\n")
+    run("--seeds", *WIRES)
+    assert (gateware / "fpgapipe.bit").read_text() == "routed 2"
+
+
+def test_nextpnr_has_to_know_the_clock(soc):
+    """Else it passes at its own 12 MHz, whatever the SoC needs."""
+    written, run, gateware = soc
+    written(wires=WIRES, asked="12.00")
+    with pytest.raises(SystemExit, match="was not asked for the SoC's 40 MHz"):
+        run()
+    assert not (gateware / "fpgapipe.bit").exists()
 
 
 def test_what_is_there_is_kept(soc, capsys):
@@ -173,7 +199,7 @@ def test_ctrl_c_begins_no_further_placement(soc, monkeypatch, capsys):
         if seed == 1:
             raise KeyboardInterrupt
         time.sleep(0.5)
-        return 1
+        return litex_route.Placement(1, {})
 
     monkeypatch.setattr(litex_route, "placed", interrupted)
     written(wires=WIRES)
