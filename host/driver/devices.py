@@ -6,6 +6,7 @@ import time
 from typing import TYPE_CHECKING
 
 from fpgapipe.host.driver.core_driver import DeviceFault
+from fpgapipe.host.driver.transport import TransportError
 from fpgapipe.hw.hls_models.spec.link import LinkState
 
 if TYPE_CHECKING:
@@ -136,6 +137,8 @@ class Devices:
         DeviceFault
             If a device stops with an error, or no device makes progress for `stall_s`. The error
             says what each device does; all programs are aborted.
+        TransportError
+            If a device cannot be reached any more. The error says what the others do.
         """
         self._prepare(entries, scalars)
         before = [driver.read_pair("CYCLES") for driver in self.drivers]
@@ -143,10 +146,10 @@ class Devices:
             self._start()
             self._wait(lambda: progress and progress(self._cycles(before)))
             return self._cycles(before)
-        except DeviceFault as fault:
+        except (DeviceFault, TransportError) as fault:
             states = self.states()
             self.abort()
-            raise DeviceFault(f"{fault}\n{states}") from None
+            raise type(fault)(f"{fault}\n{states}") from None
         except BaseException:
             self.abort()
             raise

@@ -134,6 +134,7 @@ def makefile(target: Target) -> str:
 # Builds the bitstream for {target.device}. Made by fpgapipe; do not edit.
 PYTHON ?= python3
 SEEDS ?= 1 2
+LOADER ?= openFPGALoader
 
 all: {BITSTREAM}
 
@@ -146,7 +147,7 @@ verilog: {SOC} {DEVICE}
 	$(PYTHON) {SOC}
 
 load: {BITSTREAM}
-	openFPGALoader --board {board.loader} {BITSTREAM}
+	$(LOADER) --board {board.loader} {BITSTREAM}
 
 clean:
 	rm -rf build sim

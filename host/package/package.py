@@ -13,7 +13,7 @@ from fpgapipe.host.package.readme import device_readme
 from fpgapipe.host.package.target import targets
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
     from fpgapipe.boards.cluster import Cluster
@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 
 PACKAGE = "package"
 """Name of the folder of packages in a build."""
+
+MAKEFILE = "Makefile"
+"""Name of the file in the package's folder that builds all devices."""
 
 _FILES = {"vitis": vitis.files, "vivado": vivado.files, "pynq": pynq.files, "litex": litex.files}
 
@@ -37,6 +40,26 @@ def package_files(target: Target, verilog: str) -> Iterator[tuple[str, str]]:
     """
     yield from _FILES[target.packaging.flow](target, verilog)
     yield "README.md", device_readme(target)
+
+
+def makefile(folders: Sequence[str]) -> str:
+    """Return the Makefile above the folders of the devices, each of which has one of its own."""
+    return f"""\
+# Builds all devices, with -j several at a time. Made by fpgapipe; do not edit.
+DEVICES := {" ".join(folders)}
+
+all: $(DEVICES)
+
+$(DEVICES):
+	$(MAKE) -C $@
+
+clean: $(DEVICES:%=clean-%)
+
+clean-%:
+	$(MAKE) -C $* clean
+
+.PHONY: all clean $(DEVICES)
+"""
 
 
 def write_package(build: Build, cluster: Cluster, kind: str) -> Path:
@@ -68,6 +91,7 @@ def write_package(build: Build, cluster: Cluster, kind: str) -> Path:
             fresh = scratch / "new"
             fresh.mkdir()
             (fresh / CLOCKS).write_text(clocks_text(found))
+            (fresh / MAKEFILE).write_text(makefile([target.folder for target in found]))
             for target in found:
                 place = fresh / target.folder
                 place.mkdir(parents=True)

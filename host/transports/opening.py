@@ -34,7 +34,10 @@ def _pynq(address: Address, board: Board, folder: Path) -> Transport:
     from fpgapipe.host.transports.pynq_board import PynqTransport
 
     bitstream = folder / address.bitstream if address.bitstream else None
-    return PynqTransport(address.registers, bitstream)
+    registers = address.registers
+    if not registers and board.packaging and board.packaging.pynq:
+        registers = int(board.packaging.pynq.registers, 16)  # as in the package's design
+    return PynqTransport(registers, bitstream)
 
 
 def _xrt(address: Address, board: Board, folder: Path) -> Transport:

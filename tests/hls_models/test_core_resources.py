@@ -128,22 +128,22 @@ WHOLE = {
     "4x4": (
         CoreSpec(4, 4, 1, 64, ScratchpadSpec(2, 4096), 4),
         "DSP48E2",
-        Resources(38464, 36163, 32.0, 0, 16),
+        Resources(38516, 36165, 32.0, 0, 16),
     ),
     "4x4, 4 lanes": (
         CoreSpec(4, 4, 1, 64, ScratchpadSpec(2, 4096), 16, vector=VectorSpec(4, 2)),
         "DSP48E2",
-        Resources(68577, 63680, 38.5, 0, 46),
+        Resources(68536, 63641, 38.5, 0, 46),
     ),
     "8x8, two links": (
         CoreSpec(8, 8, 1, 512, ScratchpadSpec(2, 1 << 15), 32, links=(LinkEngineSpec(),) * 2),
         "DSP48E2",
-        Resources(68004, 67319, 142.0, 0, 64),
+        Resources(68153, 67411, 142.0, 0, 64),
     ),
     "two of 4x8": (
         CoreSpec(4, 8, 2, 1024, ScratchpadSpec(4, 1 << 14), 16, counters=False),
         "DSP48E2",
-        Resources(78511, 63082, 143.0, 0, 64),
+        Resources(78432, 63086, 143.0, 0, 64),
     ),
     "4x4, small": (
         CoreSpec(

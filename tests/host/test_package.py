@@ -23,6 +23,7 @@ from cases.vendor_commands import COMMANDS, CONSTRAINTS
 
 from fpgapipe import __version__
 from fpgapipe.boards.library import board_names, load_board
+from fpgapipe.host.package.package import makefile
 from fpgapipe.hw.hls_models.model.registers import ADDRESS_BITS
 from fpgapipe.sim_tb.native.verilate import verilator_root
 
@@ -257,6 +258,23 @@ def test_makefiles_name_all_files():
         for _, needed in rules:
             for each in needed.split():
                 assert each in targets or each in files or each.startswith("../../../hardware/")
+
+
+def test_one_command_builds_all_devices(tmp_path):
+    """The Makefile above the devices calls theirs, with the variables that it was given."""
+    (tmp_path / "Makefile").write_text(makefile(["0-a", "1-b"]))
+    for name in ("0-a", "1-b"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "Makefile").write_text(
+            "all:\n\techo $(PYTHON) > made\nclean:\n\trm made\n"
+        )
+    make = ["make", "-C", tmp_path]
+    subprocess.run([*make, "-j2", "PYTHON=mine"], check=True)
+    assert [path.read_text() for path in sorted(tmp_path.glob("*/made"))] == ["mine\n"] * 2
+    subprocess.run([*make, "clean"], check=True)
+    assert not list(tmp_path.glob("*/made"))
+    (tmp_path / "1-b" / "Makefile").write_text("all:\n\tfalse\n")
+    assert subprocess.run(make, check=False).returncode == 2
 
 
 class TestFaults:

@@ -2,15 +2,19 @@
 
 import json
 import re
+from pathlib import Path
 
 import numpy as np
 import pytest
 from run_cases import small_build
 from transport_cases import Faulty, XdmaFiles
 
+from fpgapipe.boards.address import Address
+from fpgapipe.boards.library import load_board
 from fpgapipe.host.build.build import open_build
+from fpgapipe.host.driver.transport import TransportError
 from fpgapipe.host.runtime.checkpoint import Checkpoint
-from fpgapipe.host.transports import opening
+from fpgapipe.host.transports import opening, pynq_board
 from fpgapipe.host.transports.modelled import ModelledCluster, ModelledTransport
 from fpgapipe.host.transports.xdma import XdmaTransport
 from fpgapipe.hw.hls_models.model.registers import RegisterMap
@@ -94,6 +98,37 @@ def test_a_fault_loses_no_checkpoint(lab, cli):
     states = [Checkpoint.read(newest(build.run_folder / name)).state for name in ("xdma", "model")]
     for name, value in states[0].items():
         np.testing.assert_array_equal(value, states[1][name], err_msg=name)
+
+
+def test_a_device_that_is_out_of_reach_leaves_the_states_of_all(lab, cli):
+    """An access to the first card fails in its second look: what all cards do is told."""
+    build, faults = lab
+    status = RegisterMap(build.cores[0]).offset("STATUS")
+    looks = iter(range(10_000))
+
+    def read(at, value):
+        if at == status and next(looks) == 4:
+            raise TransportError("/dev/xdma0_user: read of 4 bytes failed: Input/output error")
+        return value
+
+    faults["read"] = read
+    code, _, err = cli("run", "b", *DATA, *BOARDS, "--steps", 5)
+    assert code == 2
+    message, *states = err[err.index("error: ") :].splitlines()
+    assert "Input/output error" in message
+    devices = [stage.device for stage in build.plan.stages]
+    assert [line for line in states if not line.startswith(" ")] == [f"{x}:" for x in devices]
+    assert states.count("  no program runs (done)") == len(devices)  # models end at once
+
+
+def test_registers_of_a_processing_system_are_where_the_package_has_them(monkeypatch):
+    """An address in the cluster file goes before."""
+    opened = []
+    monkeypatch.setattr(pynq_board, "PynqTransport", lambda *given: opened.append(given))
+    board = load_board("kv260")
+    for address in (Address(), Address(registers=0xB0000000)):
+        opening.OPENED["pynq"](address, board, Path())
+    assert opened == [(0xA0000000, None), (0xB0000000, None)]
 
 
 def test_bringup_says_what_is_wrong(lab, cli):
