@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.resources
 import os
+import sysconfig
 from pathlib import Path
 from typing import NamedTuple
 
@@ -30,7 +31,8 @@ def find_xrt() -> XrtInstallation | None:
     """Find XRT: where ``XILINX_XRT`` says, in AMD's folder, or as Debian's libxrt-dev has it."""
     folders = [Path(each) for each in (os.environ.get("XILINX_XRT"), "/opt/xilinx/xrt") if each]
     places = [XrtInstallation(folder / "include", folder / "lib") for folder in folders]
-    places.append(XrtInstallation(Path("/usr/include/xrt"), Path("/usr/lib")))
+    debian = Path("/usr/lib", sysconfig.get_config_var("MULTIARCH") or "")
+    places.append(XrtInstallation(Path("/usr/include/xrt"), debian))
     for place in places:
         if (place.include / "xrt" / "xrt_device.h").is_file():
             return place

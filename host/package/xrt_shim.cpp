@@ -1,6 +1,7 @@
 // The functions of xrt_shim.h, by xrt::ip and xrt::bo.
 #include "xrt_shim.h"
 
+#include <algorithm>
 #include <chrono>
 #include <condition_variable>
 #include <exception>
@@ -77,13 +78,17 @@ std::string braced(const std::string &instance) {
 }
 
 // The memory group that the kernel's master is connected to. A buffer elsewhere would be out of the
-// core's reach.
+// core's reach. A master that reaches several channels of an HBM is connected to each of them and,
+// with a higher index, to the group of them all. XRT's own kernels take the highest index, too;
+// a single channel would hold no more than 256 or 512 MB.
 uint32_t memory_of(const xrt::xclbin &xclbin, const std::string &instance) {
     for (const auto &ip : xclbin.get_ips()) {
         if (ip.get_name() != plain(instance)) continue;
+        std::optional<uint32_t> highest;
         for (const auto &argument : ip.get_args())
             for (const auto &memory : argument.get_mems())
-                return static_cast<uint32_t>(memory.get_index());
+                highest = std::max(highest.value_or(0), static_cast<uint32_t>(memory.get_index()));
+        if (highest) return *highest;
         throw std::runtime_error("no argument of " + instance + " is connected to a memory");
     }
     std::string known;

@@ -6,12 +6,16 @@ Source: XRT's xclbin.h (struct axlf and the sections), release 202210.2.13.
 import struct
 
 EMBEDDED_METADATA, MEM_TOPOLOGY, CONNECTIVITY, IP_LAYOUT = 2, 6, 7, 8
+GROUP_TOPOLOGY, GROUP_CONNECTIVITY = 26, 27
 IP_KERNEL, DDR4 = 1, 1
 UUID = bytes(range(1, 17))
 
 
-def xclbin(kernel="fpgapipe_core", *, connected=True):
-    """Bytes of an xclbin without a bitstream."""
+def xclbin(kernel="fpgapipe_core", *, connected=True, banks=1):
+    """Bytes of an xclbin without a bitstream.
+
+    Several banks form a group behind them, as ``v++`` makes one for ``HBM[0:1]``.
+    """
     instance = f"{kernel}:{kernel}_0"
     xml = f"""<?xml version="1.0" encoding="UTF-8"?>
 <project name="fpgapipe"><platform vendor="x" boardid="x" name="x" featureRomTime="0">
@@ -28,15 +32,36 @@ def xclbin(kernel="fpgapipe_core", *, connected=True):
 <instance name="{kernel}_0"><addrRemap base="0x1800000" range="0x1000" port="S_AXI_CONTROL"/>
 </instance></kernel></core></device></platform></project>"""
     layout = struct.pack("<i4xIIQ64s", 1, IP_KERNEL, 0x1, 0x1800000, instance.encode())
-    memory = struct.pack("<i4xBB6xQQ16s", 1, DDR4, 1, 1 << 20, 0, b"bank0")
-    links = struct.pack("<iiii", 1, 0, 0, 0) if connected else struct.pack("<i", 0)
+    memory, links = _memories(banks), _links(range(banks) if connected else ())
+    groups = {}
+    if banks > 1:
+        groups = {
+            GROUP_TOPOLOGY: _memories(banks, is_grouped=True),
+            GROUP_CONNECTIVITY: _links(range(banks + 1)),
+        }
     return _axlf(
         {
             EMBEDDED_METADATA: xml.encode(),
             MEM_TOPOLOGY: memory,
             CONNECTIVITY: links,
             IP_LAYOUT: layout,
+            **groups,
         }
+    )
+
+
+def _memories(banks, *, is_grouped=False):
+    size_kb = 1 << 20
+    each = [(size_kb, index * size_kb * 1024, b"bank%d" % index) for index in range(banks)]
+    each += [(banks * size_kb, 0, b"all banks")] * is_grouped
+    return struct.pack("<i4x", len(each)) + b"".join(
+        struct.pack("<BB6xQQ16s", DDR4, 1, *memory) for memory in each
+    )
+
+
+def _links(memories):
+    return struct.pack("<i", len(memories)) + b"".join(
+        struct.pack("<iii", 0, 0, index) for index in memories
     )
 
 

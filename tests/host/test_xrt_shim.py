@@ -108,12 +108,44 @@ print(json.dumps(found))
 """
 
 
+MEMORY = """\
+#include <iostream>
+#include "xrt_shim.cpp"
+int main(int, char **paths) {
+    for (++paths; *paths; ++paths)
+        std::cout << memory_of(xrt::xclbin(std::string(*paths)), "fpgapipe_core:{fpgapipe_core_0}")
+                  << std::endl;
+}
+"""
+
+
+@needs_xrt
+def test_buffers_may_span_all_banks(library, tmp_path):
+    """They lie in the group of all banks that the core reaches, not in the first one."""
+    (tmp_path / "one.xclbin").write_bytes(xclbin())
+    (tmp_path / "four.xclbin").write_bytes(xclbin(banks=4))
+    (tmp_path / "memory.cpp").write_text(MEMORY)
+    command = compile_command(tmp_path / "memory.cpp", tmp_path / "memory", find_xrt())
+    command = [each for each in command if each not in ("-shared", "-O2")]
+    subprocess.run([*command, "-I", library.parent], check=True, capture_output=True, text=True)
+    done = subprocess.run(
+        [tmp_path / "memory", tmp_path / "one.xclbin", tmp_path / "four.xclbin"],
+        env=os.environ | {"LD_LIBRARY_PATH": str(find_xrt().library)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.split() == ["0", "4"]
+
+
 @needs_xrt
 def test_on_the_emulation_of_xrt(library, tmp_path):
     (tmp_path / "whole.xclbin").write_bytes(xclbin())
     (tmp_path / "alone.xclbin").write_bytes(xclbin(connected=False))
     place = find_xrt().library
     environment = os.environ | {"XCL_EMULATION_MODE": "noop", "LD_LIBRARY_PATH": str(place)}
+    (tmp_path / "lib").symlink_to(place)
+    environment["XILINX_XRT"] = str(tmp_path)  # in whose lib/ XRT looks for its emulation
     done = subprocess.run(
         [sys.executable, "-c", ON_EMULATION, str(library), "whole.xclbin", "alone.xclbin"],
         cwd=tmp_path,
