@@ -46,7 +46,7 @@ COLUMNS = 4
 WHOLE = {name: spec for name, (_, spec) in CORES.items()} | {
     "32x4, 16 lanes, two links": replace(SPEC, cols=COLUMNS)
 }
-"""The cores that can be measured as a whole. Yosys does not end in an hour for all 32 columns."""
+"""The cores that can be measured as a whole. Yosys was stopped after 48 minutes with 32 columns."""
 
 PARTS = ("gemm", "vector")
 """Blocks of a core that are told apart by their own parts."""
