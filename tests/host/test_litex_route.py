@@ -167,6 +167,15 @@ def test_nextpnr_has_to_know_the_clock(soc):
     assert not (gateware / "fpgapipe.bit").exists()
 
 
+def test_a_clock_of_more_than_two_digits(soc):
+    """nextpnr tells 33.333 MHz as 33.33."""
+    written, run, gateware = soc
+    written(wires=WIRES, asked="33.33")
+    (gateware.parents[1] / "device.json").write_text(json.dumps({"clk_hz": 100e6 / 3}))
+    run()
+    assert (gateware / "fpgapipe.bit").is_file()
+
+
 def test_what_is_there_is_kept(soc, capsys):
     """A second run maps and places nothing anew, unless the Verilog is another."""
     written, run, _ = soc
