@@ -71,7 +71,7 @@ class Placement:
     Parameters
     ----------
     wires : int
-        Their length, in tiles.
+        Length of all wires, in tiles.
     clocks : dict of str to tuple of float
         For each clock, by its name, the MHz that nextpnr estimates, and those that are asked for.
     """
@@ -247,7 +247,7 @@ def routed(folder: Path, command: list[str], seed: int, asked: dict[str, float])
     folder : Path
     command : list of str
     seed : int
-        Of the placement.
+        Seed of the placement that is routed.
     asked : dict of str to float
         How fast each clock has to be, MHz. nextpnr itself forgets it with a placement that was
         written.

@@ -128,7 +128,7 @@ def test_a_process_that_dies_ends_all(rank, built, whole):
 
 @pytest.mark.parametrize(("module", "waits"), [("mpi4py.MPI", True), ("builtins", False)])
 def test_an_error_of_mpi_waits_for_the_launcher(module, waits, monkeypatch):
-    """Which knows the process that died; the error of the one that waited for it says nothing."""
+    """The launcher knows which process died; the error of one that waited for it does not."""
     slept = []
     monkeypatch.setattr(time, "sleep", slept.append)
     ranks.let_launcher_end(type("Exception", (RuntimeError,), {"__module__": module})())
