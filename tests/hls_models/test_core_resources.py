@@ -13,6 +13,7 @@ from fpgapipe.hw.hls_models.resources.control_counts import (
     control,
     narrow_sequencer,
     register_registers,
+    sequencer_luts,
     sequencer_registers,
 )
 from fpgapipe.hw.hls_models.resources.core_counts import (
@@ -325,7 +326,7 @@ def test_links_are_counted():
     linked = dataclasses.replace(spec, links=(LinkEngineSpec(),))
     alone, found = total_of(spec), total_of(linked)
     # Link, send, receive, arbiters of writers and readers, sequencer, registers, clock.
-    lut = 7 + 5088 + 2622 + 2255 + 695 + (195 - 191) + (3967 - 2834) + (2674 - 1154)
+    lut = 7 + 5088 + 2622 + 2255 + 695 + (195 - 191) + (4180 - 2839) + (2674 - 1154)
     ff = 45 + 4654 + 3608 + 3036 + 104 + (184 - 182) + (7450 - 5981) + (2285 - 1352)
     assert found.lut - alone.lut == pytest.approx(lut, rel=0.02)
     assert found.ff - alone.ff == pytest.approx(ff, rel=0.02)
@@ -367,19 +368,36 @@ def test_narrow_sequencers_are_as_counted(case):
     assert found.bram36 == blocks
 
 
-def test_two_links_have_further_semaphores():
-    """A sequencer with a vector engine and two links, counted with 24 semaphores and with 32."""
-    few, many = (sequencer_registers(6, 2, 14, number, 64) for number in (24, 32))
-    assert many - few == 12071 - 11767
-    spec = CoreSpec(8, 16, 1, 256, ScratchpadSpec(2, 1 << 14), 64)
-
-    def luts(engines, links):
-        one = dataclasses.replace(spec, num_engines=engines, links=(LinkEngineSpec(),) * links)
-        return blocks_of(one)["control"].lut
-
-    assert luts(1, 2) - luts(1, 1) == 6843 - 6260
-    assert luts(1, 1) == luts(1, 0)
-    assert luts(2, 2) == luts(2, 1)  # of two engines there are 32 with two links anyway
+@pytest.mark.parametrize(
+    ("engines", "has_vector", "num_links", "lut", "ff"),
+    [  # on a bus of 32 bytes, each counted as a whole
+        (1, False, 0, 2839, 5854),
+        (1, False, 1, 4180, 7383),
+        (1, False, 2, 6301, 9223),
+        (1, True, 0, 3369, 8623),
+        (1, True, 1, 4813, 10172),
+        (1, True, 2, 6852, 12072),
+        (2, False, 0, 3735, 8916),
+        (2, False, 1, 5271, 10513),
+        (2, True, 0, 4359, 11726),
+        (2, True, 2, 7583, 15007),
+    ],
+)
+def test_sequencers_are_as_counted(engines, has_vector, num_links, lut, ff):
+    spec = SequencerSpec.of(
+        CoreSpec(
+            *(8, 8, engines, 512, ScratchpadSpec(2, 1 << 15), 32),
+            vector=VectorSpec(1, 1) if has_vector else None,
+            links=(LinkEngineSpec(),) * num_links,
+        )
+    )
+    found = sequencer_luts(spec.num_queues, spec.num_semaphores)
+    assert found == pytest.approx(lut, rel=0.02)
+    queues = 2 + 2 * num_links, engines + has_vector
+    units = 2 + sum(spec.units_of_queue(queue) for queue in range(spec.num_queues))
+    found = sequencer_registers(*queues, units, spec.num_semaphores, 32)
+    # The queue of a GEMM engine has room for twice as many words.
+    assert found + 3 * engines == pytest.approx(ff, abs=4)
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,13 @@ from fpgapipe.hw.hls_models.model.sequencer import INDEX_BITS, SequencerSpec
 from fpgapipe.hw.hls_models.resources.core_counts import COEFFICIENTS, WORD_BITS, Resources, memory
 
 
+def sequencer_luts(num_queues: int, num_semaphores: int) -> float:
+    """LUTs of a sequencer of whole words: counted, with a term for each queue and semaphore."""
+    found = COEFFICIENTS["sequencer"].resources
+    found += COEFFICIENTS["queue"].resources * num_queues
+    return (found + COEFFICIENTS["queue semaphore"].resources * (num_queues * num_semaphores)).lut
+
+
 def sequencer_registers(
     num_short: int, num_long: int, num_units: int, num_semaphores: int, bus_bytes: int
 ) -> int:
@@ -112,7 +119,7 @@ def _units(spec: SequencerSpec) -> int:
 def control(spec: SequencerSpec, *, counters: bool) -> Resources:
     """Resources of the sequencer, the registers, and each engine's queue and control.
 
-    LUTs of links' own queues and registers are counted with the links.
+    LUTs of links' own registers are counted with the links.
     """
     num_engines, num_links, has_vector = spec.num_engines, spec.num_links, spec.has_vector
     if spec.word_parts > 1:
@@ -133,14 +140,12 @@ def control(spec: SequencerSpec, *, counters: bool) -> Resources:
             num_engines, num_links, spec.bus_bytes, has_vector=has_vector, counters=counters
         )
     )
-    for block in ("sequencer", "registers"):
-        found += COEFFICIENTS[block].resources
+    found += Resources(lut=sequencer_luts(spec.num_queues, spec.num_semaphores))
+    found += COEFFICIENTS["registers"].resources
     found += COEFFICIENTS["engine control"].resources * num_engines
     if has_vector:
         found += COEFFICIENTS["vector control"].resources
-    if num_engines == 1 and num_links > 1:
-        found += COEFFICIENTS["link semaphores"].resources
     if not counters:
         fewer = 5 + 5 * num_engines + 5 * has_vector + 10 * num_links
         found += COEFFICIENTS["counter"].resources * -fewer
-    return found + COEFFICIENTS["engine semaphores"].resources * (num_engines - 1)
+    return found

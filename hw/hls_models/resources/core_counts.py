@@ -207,28 +207,27 @@ COEFFICIENTS = {
             _COUNTED + "the stores' beat and its strobes",
         ),
         Coefficient(
-            "sequencer", "core", 2199, 0, 0, 0, "counted",
-            _COUNTED + "with its queues for loads and stores: 16 instructions in LUTs (314 LUT) "
-            "each, fetching 700 LUT, semaphores 600. Flip-flops follow from the structure",
+            "sequencer", "core", 1189, 0, 0, 0, "counted",
+            _COUNTED + "fetching 700 LUT; ten sequencers of three to nine queues and 16 to 32 "
+            "semaphores, within 2 %. Flip-flops follow from the structure",
+        ),
+        Coefficient(
+            "queue", "queue of the sequencer", 398, 0, 0, 0, "counted",
+            _COUNTED + "16 instructions in LUTs (314 LUT)",
+        ),
+        Coefficient(
+            "queue semaphore", "queue and semaphore", 9.9, 0, 0, 0, "counted",
+            _COUNTED + "each semaphore counts the signals of all queues, and each queue waits for "
+            "any of them",
         ),
         Coefficient(
             "registers", "core", 926, 0, 0, 0, "counted",
             _COUNTED + "counters of 64 bits. Flip-flops follow from the structure",
         ),
         Coefficient(
-            "engine control", "engine", 1347, 596, 0, 0, "counted",
-            _COUNTED + "its queue, semaphores and counters, descriptors that wait between "
-            "blocks (452 LUT, and all flip-flops here): one engine and two",
-        ),
-        Coefficient(
-            "engine semaphores", "engine but the first", 220, 0, 0, 0, "derived",
-            "8 counters of 8 bits, each with the sum of five queues' signals (20 LUT) and the "
-            "grants (7 LUT)",
-        ),
-        Coefficient(
-            "link semaphores", "core of several links", 583, 0, 0, 0, "counted",
-            _COUNTED + "what the sequencer of one engine, a vector engine and two links grows by "
-            "from 24 semaphores to 32; one of several engines has as many anyway",
+            "engine control", "engine", 725, 596, 0, 0, "counted",
+            _COUNTED + "its counters, descriptors that wait between blocks (452 LUT, and all "
+            "flip-flops here): one engine and two",
         ),
         Coefficient(
             "vector lane", "lane", 2416, 1735, 0, 4, "counted",
@@ -263,9 +262,9 @@ COEFFICIENTS = {
             _COUNTED + "tables of 1,024 rows; 853 FF beside those in DSPs",
         ),
         Coefficient(
-            "vector control", "vector engine", 2350, 339, 0, 0, "counted",
-            _COUNTED + "what the sequencer (553 LUT: an instruction in its queue, another on its "
-            "way) and registers (1,358) grow by; constants 429 LUT, and all flip-flops here",
+            "vector control", "vector engine", 1797, 339, 0, 0, "counted",
+            _COUNTED + "what registers (1,358 LUT) grow by; constants 429 LUT, and all flip-flops "
+            "here",
         ),
         Coefficient(
             "link end", "link", 3984, 3854, 0, 0, "counted",
@@ -288,9 +287,14 @@ COEFFICIENTS = {
             "receive engine 1,121 and 1,522, less the bytes of width",
         ),
         Coefficient(
-            "packet control", "link", 2664, 47, 0, 0, "counted",
-            _COUNTED + "what the sequencer (1,133 LUT: two queues) and registers (1,520) grow by, "
-            "the arbiter of readers, and the count of a clock (7 LUT, 45 FF). One link",
+            "packet beats", "link on a bus of fewer than 64 bytes", 175, 0, 0, 0, "counted",
+            _COUNTED + "beats of a packet that the receive engine puts in their places: 60, 210 and "
+            "256 LUT for a bus of 16, 4 and 32 bytes",
+        ),
+        Coefficient(
+            "packet control", "link", 1531, 47, 0, 0, "counted",
+            _COUNTED + "what registers (1,520 LUT) grow by, the arbiter of readers, and the count "
+            "of a clock (7 LUT, 45 FF). One link",
         ),
         Coefficient(
             "writers", "byte of the bus", 6.4, 1.6, 0, 0, "counted",
@@ -507,6 +511,8 @@ def links(specs: Sequence[LinkEngineSpec], bus_bytes: int) -> Resources:
         beat_bits = 8 * spec.beat_bytes
         for block in ("link end", "packets") if spec.parts == 1 else ("narrow link",):
             found += COEFFICIENTS[block].resources
+        if spec.parts == 1 and bus_bytes < WORD_BYTES:
+            found += COEFFICIENTS["packet beats"].resources
         found += COEFFICIENTS["link byte"].resources * spec.beat_bytes
         # Memories of the transmitter's frames, of the receiver's (two more, written by beats), and
         # of the words to send.
