@@ -16,7 +16,12 @@ from fpgapipe.boards.yaml_file import Loc
 FLOWS = ("vitis", "vivado", "pynq", "litex")
 """Flows that package builds; each is also the key of its values."""
 
-SYSTEMS = ("zynq-7000", "zynq-ultrascale")
+SYSTEMS = {"zynq-7000": 8, "zynq-ultrascale": 16}
+"""Processing systems, and how many bytes wide the widest port of each to its memory is.
+
+Sources: Zynq-7000 Technical Reference Manual (UG585), S_AXI_HP; Zynq UltraScale+ Device Technical
+Reference Manual (UG1085), S_AXI_HP_FPD.
+"""
 
 _NAME = r"[A-Za-z0-9_.:/\[\]-]+"
 
@@ -88,7 +93,7 @@ class Pynq(Block):
     """A board with a processing system that PYNQ runs on."""
 
     board_part: Name
-    system: Annotated[str, one_of(SYSTEMS, "processing system")]
+    system: Annotated[str, one_of(tuple(SYSTEMS), "processing system")]
     memory: Annotated[str, word("a group of 'memory', to which the core is connected")]
     registers: Address
     source: Source

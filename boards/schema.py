@@ -4,13 +4,14 @@ Every block of numbers names its source: an entry of ``sources``, or ``estimate:
 document has the number.
 """
 
+import dataclasses
 from collections.abc import Iterator
 from typing import Annotated, Any
 
 from pydantic import Field
 
 from fpgapipe.boards.block import Block, duplicates
-from fpgapipe.boards.packaging import Packaging, PinPort, Transceiver
+from fpgapipe.boards.packaging import SYSTEMS, Packaging, PinPort, Transceiver
 from fpgapipe.boards.quantities import Source, one_of, quantity, share, text, whole, word
 from fpgapipe.boards.yaml_file import Fault, Loc
 from fpgapipe.errors import nearest, shown
@@ -165,6 +166,17 @@ class Memory(Block):
     latency_s: Latency
     latency_source: Source
 
+    def spec(self) -> MemorySpec:
+        """Return the memories as the planner sees them."""
+        return MemorySpec(
+            name=self.name,
+            kind=self.kind,
+            count=self.count,
+            size_bytes=self.size_bytes,
+            bandwidth_bytes_per_s=self.bandwidth_bytes_per_s,
+            latency_s=self.latency_s,
+        )
+
 
 class LinkGroup(Block):
     """A group of equal link ports, each full duplex."""
@@ -301,6 +313,31 @@ class Board(Block):
         left = die.count_of(resource) - self.shell_on(die, resource)
         return int(left * getattr(self.usable_share, resource) + 1e-6)
 
+    def reached_memories(self) -> tuple[MemorySpec, ...]:
+        """Return the memory that a core on the board reaches.
+
+        A core has one bus. Where builds of the board are packaged, the package connects it to one
+        port of one group, and this is the memory behind that port at the rate of the port: all
+        channels of a platform's memory at the rate of one, one channel of a board without a
+        platform, and the memory of a processing system at the rate of its port, which is as fast as
+        the core. Otherwise it is all memory that the board has.
+        """
+        packaging = self.packaging
+        if packaging is None:
+            return tuple(memory.spec() for memory in self.memory)
+        memory = next(each for each in self.memory if each.name == packaging.memory).spec()
+        size_bytes, rate = memory.size_bytes, memory.bandwidth_bytes_per_s
+        if packaging.vitis or packaging.pynq:
+            size_bytes *= memory.count
+        if packaging.vivado:
+            size_bytes = min(size_bytes, 1 << packaging.vivado.memory_address_bits)
+        if packaging.pynq:
+            port_bytes = SYSTEMS[packaging.pynq.system]
+            rate = min(rate * memory.count, port_bytes * self.clock.clk_target_hz)
+        return (
+            dataclasses.replace(memory, count=1, size_bytes=size_bytes, bandwidth_bytes_per_s=rate),
+        )
+
     def device_spec(self) -> DeviceSpec:
         """Return the resources for planner and generator, less those of shell and reserve."""
         return DeviceSpec(
@@ -319,17 +356,7 @@ class Board(Block):
                 )
                 for die in self.fabric.dies
             ),
-            memories=tuple(
-                MemorySpec(
-                    name=memory.name,
-                    kind=memory.kind,
-                    count=memory.count,
-                    size_bytes=memory.size_bytes,
-                    bandwidth_bytes_per_s=memory.bandwidth_bytes_per_s,
-                    latency_s=memory.latency_s,
-                )
-                for memory in self.memory
-            ),
+            memories=self.reached_memories(),
             ports=tuple(group.spec() for group in self.links),
             host_bytes_per_s=self.host.bandwidth_bytes_per_s,
         )

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from fpgapipe.boards.packaging import SYSTEMS
 from fpgapipe.host.package.aurora_cells import (
     add_auroras,
     aurora_files,
@@ -70,7 +71,7 @@ _SYSTEMS = {
             "PSU__USE__M_AXI_GP1": 0,
             "PSU__USE__M_AXI_GP2": 0,
             "PSU__USE__S_AXI_GP2": 1,
-            "PSU__SAXIGP2__DATA_WIDTH": 128,
+            "PSU__SAXIGP2__DATA_WIDTH": 8 * SYSTEMS["zynq-ultrascale"],
             "PSU__USE__IRQ0": 1,
             "PSU__FPGA_PL0_ENABLE": 1,
         },
@@ -102,7 +103,7 @@ _SYSTEMS = {
         settings={
             "PCW_USE_M_AXI_GP0": 1,
             "PCW_USE_S_AXI_HP0": 1,
-            "PCW_S_AXI_HP0_DATA_WIDTH": 64,
+            "PCW_S_AXI_HP0_DATA_WIDTH": 8 * SYSTEMS["zynq-7000"],
             "PCW_USE_FABRIC_INTERRUPT": 1,
             "PCW_IRQ_F2P_INTR": 1,
         },

@@ -306,12 +306,8 @@ def _link_end(
 
 
 def _check_memory(target: Target) -> None:
-    packaging = target.packaging
-    memory = next(each for each in target.board.memory if each.name == packaging.memory)
-    channels = memory.count if packaging.vitis else 1
-    limit = channels * memory.size_bytes
-    if packaging.vivado:
-        limit = min(limit, 1 << packaging.vivado.memory_address_bits)
+    (memory,) = target.board.reached_memories()
+    limit = memory.count * memory.size_bytes
     if target.memory_bytes > limit:
         raise UserError(
             f"{target.device} cannot be packaged: its program needs {target.memory_bytes:,} bytes "

@@ -117,13 +117,45 @@ def test_totals_of_a_device():
     spec = load_board("u280").device_spec()
     assert spec.name == "u280"
     assert spec.dsp_kind == "DSP48E2"
-    assert spec.memory_bytes == (8 + 32) * 2**30
-    assert spec.memory_bytes_per_s == pytest.approx(460e9 + 38.4e9)
+    assert spec.memory_bytes == 8 * 2**30
+    assert spec.memory_bytes_per_s == pytest.approx(14.375e9)
     assert spec.lut == sum(die.lut for die in spec.dies)
     assert spec.on_chip_bytes == spec.bram36 * 4608 + spec.uram * 36_864
     assert spec.num_ports == 2
     assert spec.ports[0].payload_bytes_per_s == pytest.approx(12.5e9)
     assert spec.clk_hz == 300e6
+
+
+@pytest.mark.parametrize(
+    ("name", "memory", "size_bytes", "bytes_per_s"),
+    [
+        ("u55c", "hbm", 16 << 30, 14.375e9),
+        ("vcu118", "ddr4", 2 << 30, 19.2e9),  # one of two
+        ("kv260", "ps-ddr4", 4 << 30, 16 * 250e6),
+        ("zcu102", "ps-ddr4", 4 << 30, 16 * 250e6),  # and not what the fabric has of its own
+        ("pynq-z2", "ps-ddr3", 512 << 20, 8 * 100e6),
+        ("ulx3s", "sdram", 32 << 20, 53.3e6),
+    ],
+)
+def test_a_package_reaches_one_port(name, memory, size_bytes, bytes_per_s):
+    board = load_board(name)
+    (found,) = board.device_spec().memories
+    assert (found.name, found.count, found.size_bytes) == (memory, 1, size_bytes)
+    assert found.bandwidth_bytes_per_s == pytest.approx(bytes_per_s)
+    assert found.latency_s == next(each for each in board.memory if each.name == memory).latency_s
+
+
+def test_slow_memory_behind_a_fast_port():
+    board = load_board("kv260")
+    slow = board.memory[0].model_copy(update={"bandwidth_bytes_per_s": 1e9})
+    spec = board.model_copy(update={"memory": [slow]}).device_spec()
+    assert spec.memory_bytes_per_s == 1e9
+
+
+def test_a_core_without_a_package_has_all_memory():
+    spec = load_board("u250").device_spec()
+    assert [each.count for each in spec.memories] == [4]
+    assert spec.memory_bytes_per_s == pytest.approx(4 * 19.2e9)
 
 
 @pytest.mark.parametrize(

@@ -192,7 +192,8 @@ def _print_board(board: Board) -> None:
     if board.packaging:
         print()
         print_table(
-            [Column("packaging"), Column(""), Column("source")], _packaging_rows(board.packaging)
+            [Column("packaging"), Column(""), Column("source")],
+            _packaging_rows(board, board.packaging),
         )
     print("\nsources")
     for key, entry in board.sources.items():
@@ -201,8 +202,10 @@ def _print_board(board: Board) -> None:
         print(f"  {key}: {entry.title}{document}{note}")
 
 
-def _packaging_rows(packaging: Packaging) -> list[list[str]]:
-    """What a vendor's flow knows of the board: the flow, the tools, and each port."""
+def _packaging_rows(board: Board, packaging: Packaging) -> list[list[str]]:
+    """What a vendor's flow knows of the board: the flow, the tools, the memory, and each port."""
+    from fpgapipe.host.terminal.console import scaled
+
     flow = getattr(packaging, packaging.flow)
     tools = packaging.tools
     name = (
@@ -216,6 +219,10 @@ def _packaging_rows(packaging: Packaging) -> list[list[str]]:
         [packaging.flow, name, flow.source],
         ["tools", f"{tools.first or 'unknown'} to {tools.last or 'the newest'}", tools.source],
     ]
+    for memory in board.reached_memories():
+        size = scaled(memory.count * memory.size_bytes, "B", 1024)
+        rate = scaled(memory.count * memory.bandwidth_bytes_per_s, "B/s")
+        rows.append([memory.name, f"{size}, {rate} by one port of the core", flow.source])
     for each in packaging.transceivers:
         where = each.platform_lanes or f"quad {each.quad}"
         clock = f"{each.reference_clock_hz / 1e6:.7g} MHz"

@@ -288,8 +288,8 @@ COEFFICIENTS = {
         ),
         Coefficient(
             "packet beats", "link on a bus of fewer than 64 bytes", 175, 0, 0, 0, "counted",
-            _COUNTED + "beats of a packet that the receive engine puts in their places: 60, 210 and "
-            "256 LUT for a bus of 16, 4 and 32 bytes",
+            _COUNTED + "beats of a packet that the receive engine puts in their places: 60, 210 "
+            "and 256 LUT for a bus of 16, 4 and 32 bytes",
         ),
         Coefficient(
             "packet control", "link", 1531, 47, 0, 0, "counted",
