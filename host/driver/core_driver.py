@@ -159,7 +159,8 @@ class CoreDriver:
                 if (found := self.read(name)) != value:
                     raise self.fault(
                         f"register {name} reads as {found:#010x} after {value:#010x} was written; "
-                        "the path to its registers loses or changes data"
+                        "the path to its registers loses or changes data: look at whether the "
+                        "design meets its clock, and at the width and addresses of that bus"
                     )
         for name in SCRATCH:
             self.write(name, 0)
@@ -194,9 +195,13 @@ class CoreDriver:
             if same is not None:
                 raise self.fault(
                     f"{where} reads as what was written to {memory.base + same:#x}: an address "
-                    "line does nothing, or the memory is smaller than its map"
+                    "line does nothing, or the memory is smaller than its map; look at the address "
+                    "map of the design, and at 'memory' and 'memory_bytes' in the cluster file"
                 )
-            raise self.fault(f"{where} reads as something else than what was written")
+            raise self.fault(
+                f"{where} reads as something else than what was written: look at whether the "
+                "memory's controller is calibrated, and at whether others use this memory"
+            )
         return len(places)
 
     # ------------------------------------------------------------------ links

@@ -56,6 +56,7 @@ class Devices:
         stall_s: float = STALL_LIMIT_S,
     ) -> None:
         self.drivers, self.wiring, self._stall_s = tuple(drivers), tuple(wiring), stall_s
+        self._at_first: dict[tuple[End, End], int] = {}
 
     def close(self) -> None:
         """Release all devices."""
@@ -98,6 +99,7 @@ class Devices:
                     break
                 if LinkState.MISMATCH in states or not waits():
                     raise self._down(pair, states, limit)
+        self._at_first = self._under_way()
 
     def _down(self, pair: Sequence[End], states: Sequence[LinkState], limit: str) -> DeviceFault:
         lines = [
@@ -179,7 +181,38 @@ class Devices:
             if now != seen:
                 seen, moved_s = now, time.monotonic()
             elif time.monotonic() - moved_s >= self._stall_s:
-                raise DeviceFault(f"no device has made progress for {self._stall_s:g} s")
+                lines = [f"no device has made progress for {self._stall_s:g} s", *self._lost()]
+                raise DeviceFault("\n".join(lines))
+
+    def _lost(self) -> list[str]:
+        """Links on which frames have not arrived since they came up.
+
+        After a stall, all frames have arrived that ever will.
+        """
+        return [
+            f"frames from {self.drivers[one].name} (link {link}) that have not arrived at "
+            f"{self.drivers[other].name}: {lost}; look at the cable, and at whether both devices "
+            "are powered and programmed"
+            for ((one, link), (other, _)), under_way in self._under_way().items()
+            if (lost := under_way - self._at_first.get(((one, link), (other, _)), under_way)) > 0
+        ]
+
+    def _under_way(self) -> dict[tuple[End, End], int]:
+        """Frames that were sent and have not come, for both ways of each link that counts them."""
+        found = {}
+        for pair in self.wiring:
+            for (one, link), (other, back) in (pair, pair[::-1]):
+                names = f"LINK{link}_TX_FRAMES", f"LINK{link}_REPLAYS", f"LINK{back}_RX_FRAMES"
+                counted = (
+                    self.drivers[one].registers.counters,
+                    self.drivers[other].registers.counters,
+                )
+                if names[0] in counted[0] and names[2] in counted[1]:
+                    sent = self.drivers[one].read_pairs(names[:2])
+                    came = self.drivers[other].read_pairs(names[2:])
+                    number = sent[names[0]] - sent[names[1]] - came[names[2]]
+                    found[(one, link), (other, back)] = number
+        return found
 
     def _over(self) -> bool:
         """Whether all programs have ended; raises as soon as one has not ended well."""

@@ -3,6 +3,7 @@
 import dataclasses
 import errno
 import os
+import re
 
 import numpy as np
 import pytest
@@ -18,11 +19,14 @@ from fpgapipe.host.driver.device_memory import DeviceMemory
 from fpgapipe.host.driver.devices import Devices
 from fpgapipe.host.driver.transport import TransportError
 from fpgapipe.host.transports.modelled import ModelledCluster, ModelledTransport
+from fpgapipe.host.transports.simulated import simulated_transports
 from fpgapipe.host.transports.xdma import XdmaTransport
+from fpgapipe.hw.hls_models.cycles.core_cycles import MemorySpec
 from fpgapipe.hw.hls_models.model.registers import RegisterMap
 from fpgapipe.hw.hls_models.spec.link import LinkState
 from fpgapipe.lowering.units.step_options import scalar_bits
 from fpgapipe.network.initial_values import initial_parameters
+from fpgapipe.sim_tb.native.phy import WireSpec
 
 STALL_S = 0.3
 """Seconds without progress after which a run of the tests has stalled."""
@@ -288,6 +292,29 @@ def test_an_error_that_there_is_not(pipeline, registers):
 def test_a_register_that_is_lost_before_the_start(name, pipeline, registers):
     with pytest.raises(DeviceFault, match=r"^back: the core stopped at instruction \d+: \w+ of"):
         step(opened(pipeline, **loses(registers, name)))
+
+
+def test_a_cable_that_is_pulled_while_devices_run(pipeline):
+    """In RTL: the link waits for the other end for ever, and stays up; it lost frames before."""
+    cores = [part.core for part in pipeline.parts]
+    sizes = [part.memory_bytes + 8192 for part in pipeline.parts]
+    phy_bytes = cores[0].links[0].phy_bytes
+    wire = WireSpec(phy_bytes, 16, 20, drop_rate=0.3, down=((20_000, 1 << 40),))
+    wires = [wire] * len(pipeline.wiring)
+    ways = simulated_transports(cores, sizes, [MemorySpec(64, 20)] * 2, pipeline.wiring, wires)
+    parameters = initial_parameters(pipeline.graph, 0)
+    backend = DeviceBackend(pipeline, parameters, ways, ["front", "back"], stall_s=STALL_S)
+    with pytest.raises(DeviceFault) as error:
+        step(backend)
+    first, second, *states = str(error.value).splitlines()
+    assert first == "no device has made progress for 0.3 s"
+    assert re.fullmatch(
+        r"frames from front \(link 0\) that have not arrived at back: \d; look at the cable.*",
+        second,
+    )
+    assert any(
+        re.search(r"link 0: UP, .*; frames that were sent again: [1-9]", line) for line in states
+    )
 
 
 def test_devices_that_wait_for_ever(pipeline):

@@ -67,10 +67,14 @@ class CoreState:
     def _link(self, link: int) -> str:
         state = self._field(f"LINK{link}_STATUS", "state", self._read(f"LINK{link}_STATUS"))
         words = [self._read(f"LINK{link}_{name}_WORDS_LO") for name in ("TX", "RX")]
-        return (
+        told = (
             f"link {link}: {LinkState(state).name}, {words[0]} words have gone in and {words[1]} "
             "have come out"
         )
+        for name, what in (("CRC_ERRORS", "came damaged"), ("REPLAYS", "were sent again")):
+            if count := self._read(f"LINK{link}_{name}_LO"):
+                told += f"; frames that {what}: {count}"
+        return told
 
     def _queues(self) -> Iterator[str]:
         spec = SequencerSpec.of(self._registers.spec)
