@@ -55,7 +55,7 @@ class Stage:
     units : tuple of Unit
     before, after : tuple of BoundaryTensor
         Values that come from the stage before and that go to the next one, in the order in which
-        the network computes them. A value for a later stage passes through all stages between.
+        they are sent. A value for a later stage passes through all stages between.
     """
 
     index: int
@@ -290,7 +290,11 @@ def stages_of(graph: Graph, layers: Sequence[Sequence[str]], *, train: bool) -> 
 def _boundary_tensors(
     graph: Graph, placed: Sequence[Sequence[Unit]], home: dict[str, int], *, train: bool
 ) -> list[tuple[BoundaryTensor, int, int]]:
-    """Each boundary tensor, with the stage that computes it and the last stage that reads it."""
+    """Each boundary tensor, with the stage that computes it and the last stage that reads it.
+
+    They come in the order of these stages, and within a stage in that of the network: a stage
+    passes on what comes to it before it sends what it computes, whichever the network has first.
+    """
     last: dict[str, int] = {}
     needed = _with_gradient(graph) if train else frozenset[str]()
     for index, own in enumerate(placed):
@@ -299,11 +303,12 @@ def _boundary_tensors(
                 if name in home:
                     last[name] = max(last.get(name, 0), index)
     numbers = {name: number for number, name in enumerate(graph.layers)}
-    return [
+    found = [
         (BoundaryTensor(name, numbers[name], name in needed), first, last[name])
         for name, first in home.items()
         if last.get(name, first) > first
     ]
+    return sorted(found, key=lambda each: each[1])
 
 
 def _with_gradient(graph: Graph) -> frozenset[str]:

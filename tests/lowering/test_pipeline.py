@@ -215,6 +215,30 @@ def test_values_that_pass_through_a_stage():
         np.testing.assert_array_equal(found[name], value, err_msg=name)
 
 
+def test_values_that_pass_through_a_stage_go_before_its_own():
+    """The stage in between sends on what comes before it has computed what the network has first.
+
+    GNMT is such a network: the embedding of the decoder comes behind the encoder, and is computed
+    on the first device.
+    """
+    net = Network("two branches", SAMPLES)
+    x = net.relu(net.conv(net.image(3, 6, 6), 8, 1))
+    y = net.relu(net.conv(x, 8, 3, padding=1))
+    z = net.relu(net.conv(x, 8, 1))
+    net.linear(net.flatten(net.global_average_pool(net.plus(y, z))), 4)
+    graph = net.build()
+    names = list(graph.layers)
+    layers = [names[:2] + names[4:6], names[2:4], names[6:]]
+    stages = stages_of(graph, layers, train=True)
+    assert [each.value for each in stages[2].before] == ["relu3", "relu2"]
+    expected = on_one(graph)
+    for kind in ("gpipe", "1f1b-as"):
+        _, left, found = on_several(graph, layers, kind, ORDERS["any"])
+        assert left == [0] * 3
+        for name, value in expected.items():
+            np.testing.assert_array_equal(found[name], value, err_msg=name)
+
+
 def test_the_gradient_of_the_loss_crosses_as_it_is():
     """Behind a flatten there is nothing that rounds the loss's gradient to a feature."""
     net = Network("last flat", SAMPLES)

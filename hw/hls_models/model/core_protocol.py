@@ -50,11 +50,16 @@ def check_program(read: Callable[[int], int], registers: RegisterMap) -> None:
     """
     status = read(registers.offset("STATUS"))
     if status & registers["STATUS"].field("error").mask:
-        error, fields = read(registers.offset("ERROR")), registers["ERROR"]
-        code, engine = fields.field("code").of(error), fields.field("engine").of(error)
-        index = read(registers.offset("ERROR_INDEX"))
-        what = ErrorCode(code).name if code in list(ErrorCode) else f"error {code}, which is none,"
-        raise DeviceStopped(f"the core stopped at instruction {index}: {what} of {_named(engine)}")
+        raise DeviceStopped(error_text(read, registers))
+
+
+def error_text(read: Callable[[int], int], registers: RegisterMap) -> str:
+    """Sentence about the error with which a core stopped: where, what, and of which engine."""
+    error, fields = read(registers.offset("ERROR")), registers["ERROR"]
+    code, engine = fields.field("code").of(error), fields.field("engine").of(error)
+    index = read(registers.offset("ERROR_INDEX"))
+    what = ErrorCode(code).name if code in list(ErrorCode) else f"error {code}, which is none,"
+    return f"the core stopped at instruction {index}: {what} of {_named(engine)}"
 
 
 def progress_counters(registers: RegisterMap) -> tuple[str, ...]:

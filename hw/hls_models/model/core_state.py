@@ -15,6 +15,7 @@ from fpgapipe.hw.hls_models.isa.instructions import (
     decode,
     semaphores_of,
 )
+from fpgapipe.hw.hls_models.model.core_protocol import error_text
 from fpgapipe.hw.hls_models.model.registers import RegisterMap
 from fpgapipe.hw.hls_models.model.sequencer import SequencerSpec
 from fpgapipe.hw.hls_models.spec.link import LinkState
@@ -55,8 +56,10 @@ class CoreState:
         """Describe the core: its program, each engine that works or waits, and its links."""
         status = self._read("STATUS")
         if not self._field("STATUS", "running", status):
-            ends = [name for name in ("done", "error") if self._field("STATUS", name, status)]
-            yield f"no program runs{''.join(f' ({name})' for name in ends)}"
+            is_done, is_error = (self._field("STATUS", name, status) for name in ("done", "error"))
+            yield f"no program runs{' (done)' if is_done else ''}"
+            if is_error:
+                yield error_text(self._read_register, self._registers)
         elif self._registers.spec.links:
             yield from self._queues()
         else:
