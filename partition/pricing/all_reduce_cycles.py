@@ -30,8 +30,11 @@ NAME = "values"
 MANY_CHUNKS = 512
 """Chunks whose times tell those of all further ones."""
 
-MANY_DEVICES = 16
-"""Equal devices from which on each further one makes the way of a chunk longer, and no more."""
+MANY_DEVICES = 32
+"""Equal devices from which on each further one makes the way of a chunk longer, and no more.
+
+With 16 in its place, 20 to 48 devices were up to 5.5 % off, with 32 those of 48 are 1.7 % off.
+"""
 
 FEW_CHUNKS = 16
 """Chunks that tell how much longer the way of a chunk is for each device."""

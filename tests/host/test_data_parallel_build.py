@@ -70,10 +70,10 @@ def test_equal_devices_are_lowered_once_for_their_memory():
 
 def test_many_devices_take_as_long_as_some_and_the_way_over_the_others(monkeypatch):
     plan, _, request = planned(4, batch=4, microbatches=4)
-    cores, memories = 20 * core_specs(plan)[1:2], 20 * memory_specs(plan)[:1]
-    wires = 19 * wire_timings(plan, request.cluster)[:1]
+    cores, memories = 40 * core_specs(plan)[1:2], 40 * memory_specs(plan)[:1]
+    wires = 39 * wire_timings(plan, request.cluster)[:1]
     some = all_reduce_cycles.all_reduce_cycles(20_000, cores, memories, wires)
-    monkeypatch.setattr(all_reduce_cycles, "MANY_DEVICES", 20)
+    monkeypatch.setattr(all_reduce_cycles, "MANY_DEVICES", 40)
     whole = all_reduce_cycles.all_reduce_cycles(20_000, cores, memories, wires)
     assert some != whole
     assert some == pytest.approx(whole, rel=0.01)

@@ -114,7 +114,7 @@ def test_a_huge_batch_is_cut_into_few_enough_pieces(batch):
 def test_a_batch_of_a_million_is_planned(batch, cli):
     """It took an hour and gigabytes."""
     code, _, err = cli(
-        *("plan", "digits-cnn", "--board", "u280", "--array", "8x8", "--schedule", "1f1b-as"),
+        *("plan", "digits-cnn", "--board", "u250", "--array", "8x8", "--schedule", "1f1b-as"),
         *("--batch", batch, "--json"),
     )
     assert code == 0, err
