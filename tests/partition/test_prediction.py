@@ -266,6 +266,7 @@ def test_levels_agree_with_simulated_devices(num_devices, kind, tmp_path):
             schedule=kind,
             stages=[SimpleNamespace(core=SimpleNamespace(clk_hz=250e6))],
             has_shards=False,
+            is_hybrid=False,
         ),
     )
     measure_build(build, threads=2)
@@ -322,7 +323,7 @@ def test_levels_agree_on_wide_features(tmp_path):
         initial_parameters(graph, 0),
         [MemorySpec()] * 2,
         [wire],
-        SimpleNamespace(schedule="1f1b-as", stages=[stage], has_shards=False),
+        SimpleNamespace(schedule="1f1b-as", stages=[stage], has_shards=False, is_hybrid=False),
     )
     cycles = measure_build(build).to_dict()["minibatch_cycles"]
     assert cycles["event"] == pytest.approx(cycles["rtl"], rel=0.02)
