@@ -49,6 +49,8 @@ class Hosts:
             while "state UP" not in self.ip("-n", f"{self.name}{number}", "link", "show", "net0"):
                 assert time.monotonic() < last_s
                 time.sleep(0.05)
+        for number in "12":  # that the other host could not be found is remembered for a while
+            self.ip("-n", f"{self.name}{number}", "neighbour", "flush", "dev", "net0", "nud", "all")
 
     def received_bytes(self):
         """Bytes that have come to host 1."""

@@ -368,6 +368,12 @@ def test_narrow_sequencers_are_as_counted(case):
     assert found.bram36 == blocks
 
 
+def test_flip_flops_of_further_semaphores():
+    """A sequencer with a vector engine and two links, counted with 24 semaphores and with 32."""
+    few, many = (sequencer_registers(6, 2, 14, number, 64) for number in (24, 32))
+    assert many - few == 12071 - 11767
+
+
 @pytest.mark.parametrize(
     ("engines", "has_vector", "num_links", "lut", "ff"),
     [  # on a bus of 32 bytes, each counted as a whole

@@ -221,9 +221,8 @@ def test_a_network_that_is_gone_for_a_while(lab, cli, tmp_path):
             while (
                 done := subprocess.run(command, capture_output=True, text=True, check=False)
             ).returncode:
-                # The agent learns only by and by that the first client is gone, and the system that
-                # the other host is there again.
-                assert re.search(" is in use by the client |: No route to host$", done.stderr)
+                # The agent learns only by and by that the first client is gone.
+                assert " is in use by the client " in done.stderr
                 assert time.monotonic() < last_s
     assert_same(build, "agent", cli, steps)
 
