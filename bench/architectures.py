@@ -24,6 +24,26 @@ TORCHVISION_SIZES = {
 }  # fmt: skip
 """Height and width of the images by the beginning of a name, where they are not 224."""
 
+TORCHVISION_SMALL_SIZES = {
+    "alexnet": 224, "inception_v3": 75, "maxvit": 224, "vgg": 224, "vit_h_14": 42,
+}  # fmt: skip
+"""Smallest height and width by the beginning of a name, where they are not `SMALL`."""
+
+SMALL = 32
+
+SHORT = 12
+"""Tokens of a short text."""
+
+TIMM_SMALL_SIZES = {
+    "inception": 96, "xception": 64, "hrnet": 64, "dla": 64, "swin": 56, "mobilevit": 64,
+    "edgenext": 64, "resnest": 64, "levit": 224, "vit": 32, "deit": 32, "cait": 32, "mixer": 32,
+    "resmlp": 32, "gmlp": 32, "pvt": 64, "tf_efficientnetv2": 64,
+}  # fmt: skip
+"""The same for timm."""
+
+TIMM_SIZED = ("vit_", "deit", "cait", "mixer", "resmlp", "gmlp", "swin")
+"""Beginnings of the names of networks that are made for a size of images."""
+
 TIMM = (
     "resnet50", "resnext50_32x4d", "seresnet50", "res2net50_26w_4s", "resnest50d", "cspresnet50",
     "efficientnet_b0", "tf_efficientnetv2_s", "mixnet_s", "mobilenetv2_100",
@@ -38,6 +58,9 @@ TIMM = (
 """timm's names of the networks, of more than twenty families."""
 
 
+Maker = Callable[[], tuple[torch.nn.Module, tuple[torch.Tensor, ...]]]
+
+
 @dataclass(frozen=True)
 class Example:
     """A network that can be made.
@@ -47,11 +70,14 @@ class Example:
     family, name : str
     make : callable
         Returns the module, and the inputs with which it is traced.
+    make_small : callable
+        The same with all channels, and as small an image or as short a text as the network takes.
     """
 
     family: str
     name: str
-    make: Callable[[], tuple[torch.nn.Module, tuple[torch.Tensor, ...]]]
+    make: Maker
+    make_small: Maker
 
 
 # ---------------------------------------------------------------------- torchvision
@@ -86,15 +112,30 @@ def torchvision_options(builder: Any) -> dict[str, Any]:
 def torchvision_examples() -> Iterator[Example]:
     """All classification networks."""
     models = torchvision_models()
+
+    def make(builder: Any, size: int) -> Any:
+        options = torchvision_options(builder)
+        if builder.__name__.startswith("vit"):
+            options["image_size"] = size
+        return builder(**options), (torch.randn(BATCH, 3, size, size),)
+
     for name in sorted(models.list_models(models)):
         builder = models.get_model_builder(name)
-        sizes = (s for stem, s in TORCHVISION_SIZES.items() if name.startswith(stem))
-        size = next(sizes, 224)
+        size = size_of(name, TORCHVISION_SIZES, 224)
+        small = torchvision_small_size(name)
+        yield Example(
+            "torchvision", name, partial(make, builder, size), partial(make, builder, small)
+        )
 
-        def make(builder: Any = builder, size: int = size) -> Any:
-            return builder(**torchvision_options(builder)), (torch.randn(BATCH, 3, size, size),)
 
-        yield Example("torchvision", name, make)
+def torchvision_small_size(name: str) -> int:
+    """Height and width of the smallest images that a network of torchvision takes."""
+    return size_of(name, TORCHVISION_SMALL_SIZES, SMALL)
+
+
+def size_of(name: str, sizes: dict[str, int], otherwise: int) -> int:
+    """The size for the beginning of a name."""
+    return next((size for stem, size in sizes.items() if name.startswith(stem)), otherwise)
 
 
 # ---------------------------------------------------------------------- timm
@@ -104,14 +145,20 @@ def timm_examples() -> Iterator[Example]:
     """The networks of `TIMM`."""
     torchvision_models()  # timm imports torchvision
     timm = importlib.import_module("timm")
+
+    def make(name: str) -> Any:
+        module = timm.create_model(name, pretrained=False)
+        size = module.pretrained_cfg["input_size"]
+        return module, (torch.randn(BATCH, *size),)
+
+    def make_small(name: str) -> Any:
+        size = size_of(name, TIMM_SMALL_SIZES, SMALL)
+        sized = {"img_size": size} if name.startswith(TIMM_SIZED) else {}
+        module = timm.create_model(name, pretrained=False, **sized)
+        return module, (torch.randn(BATCH, 3, size, size),)
+
     for name in TIMM:
-
-        def make(name: str = name) -> Any:
-            module = timm.create_model(name, pretrained=False)
-            size = module.pretrained_cfg["input_size"]
-            return module, (torch.randn(BATCH, *size),)
-
-        yield Example("timm", name, make)
+        yield Example("timm", name, partial(make, name), partial(make_small, name))
 
 
 # ---------------------------------------------------------------------- transformers and others
@@ -156,56 +203,47 @@ def transformers_examples() -> Iterator[Example]:
         made = getattr(hub, config)(**plain, **options)
         return getattr(hub, kind)(made), result
 
-    def text(kind: str, config: str, length: int, **options: Any) -> Any:
-        def make() -> Any:
+    def text(name: str, kind: str, config: str, length: int, **options: Any) -> Example:
+        def make(length: int) -> Any:
             module, result = of(kind, config, **options)
             return Logits(module, result), tokens(length, module.config.vocab_size)
 
-        return make
+        return Example("transformers", name, partial(make, length), partial(make, SHORT))
 
-    short = {
-        "bert-base": ("BertForSequenceClassification", "BertConfig"),
-        "distilbert": ("DistilBertForSequenceClassification", "DistilBertConfig"),
-    }
-    for name, (kind, config) in short.items():
-        yield Example("transformers", name, text(kind, config, 128))
-    yield Example(
-        "transformers", "gpt2", text("GPT2LMHeadModel", "GPT2Config", 1024, use_cache=False)
-    )
+    yield text("bert-base", "BertForSequenceClassification", "BertConfig", 128)
+    yield text("distilbert", "DistilBertForSequenceClassification", "DistilBertConfig", 128)
+    yield text("gpt2", "GPT2LMHeadModel", "GPT2Config", 1024, use_cache=False)
     sizes = {
         "hidden_size": 512, "intermediate_size": 1376, "num_hidden_layers": 8,
         "num_attention_heads": 8, "num_key_value_heads": 4, "use_cache": False,
     }  # fmt: skip
-    yield Example("transformers", "llama", text("LlamaForCausalLM", "LlamaConfig", 256, **sizes))
+    yield text("llama", "LlamaForCausalLM", "LlamaConfig", 256, **sizes)
 
-    def vit() -> Any:
-        module, result = of("ViTForImageClassification", "ViTConfig")
-        return Logits(module, result, "pixel_values"), (torch.randn(BATCH, 3, 224, 224),)
+    def vit(size: int) -> Any:
+        module, result = of("ViTForImageClassification", "ViTConfig", image_size=size)
+        return Logits(module, result, "pixel_values"), (torch.randn(BATCH, 3, size, size),)
 
-    yield Example("transformers", "vit-base", vit)
+    yield Example("transformers", "vit-base", partial(vit, 224), partial(vit, SMALL))
+    yield text("t5-encoder", "T5EncoderModel", "T5Config", 128, result="last_hidden_state")
 
-    def t5() -> Any:
-        module, result = of("T5EncoderModel", "T5Config", "last_hidden_state")
-        return Logits(module, result), tokens(128, module.config.vocab_size)
-
-    yield Example("transformers", "t5-encoder", t5)
-
-    def t5_of_pairs() -> Any:
+    def t5_of_pairs(length: int) -> Any:
         module, _ = of("T5ForConditionalGeneration", "T5Config", use_cache=False)
-        return Pairs(module), tokens(64, module.config.vocab_size)
+        return Pairs(module), tokens(length, module.config.vocab_size)
 
-    yield Example("transformers", "t5", t5_of_pairs)
+    yield Example("transformers", "t5", partial(t5_of_pairs, 64), partial(t5_of_pairs, SHORT))
 
-    def whisper() -> Any:
-        made = hub.WhisperConfig(**plain)
+    def whisper(length: int) -> Any:
+        made = hub.WhisperConfig(**plain, max_source_positions=length // 2)
         module = importlib.import_module(
             "transformers.models.whisper.modeling_whisper"
         ).WhisperEncoder(made)
         return Logits(module, "last_hidden_state", "input_features"), (
-            torch.randn(BATCH, made.num_mel_bins, 3000),
+            torch.randn(BATCH, made.num_mel_bins, length),
         )
 
-    yield Example("transformers", "whisper-encoder", whisper)
+    yield Example(
+        "transformers", "whisper-encoder", partial(whisper, 3000), partial(whisper, 2 * SHORT)
+    )
 
 
 class LanguageModel(torch.nn.Module):
@@ -266,15 +304,16 @@ def _twice(first: int, last: int) -> torch.nn.Module:
 def other_examples() -> Iterator[Example]:
     """A language model of LSTMs, and U-Nets."""
 
-    def language() -> Any:
-        return LanguageModel(), (torch.randint(0, 10_000, (BATCH, 35)),)
+    def language(length: int) -> Any:
+        return LanguageModel(), (torch.randint(0, 10_000, (BATCH, length)),)
 
-    def unet(*, transposed: bool) -> Any:
-        return UNet(transposed=transposed), (torch.randn(BATCH, 3, 128, 128),)
+    def unet(size: int, *, transposed: bool) -> Any:
+        return UNet(transposed=transposed), (torch.randn(BATCH, 3, size, size),)
 
-    yield Example("other", "lstm-language-model", language)
-    yield Example("other", "unet-nearest", partial(unet, transposed=False))
-    yield Example("other", "unet-transposed", partial(unet, transposed=True))
+    yield Example("other", "lstm-language-model", partial(language, 35), partial(language, SHORT))
+    for name, transposed in (("unet-nearest", False), ("unet-transposed", True)):
+        large, small = (partial(unet, size, transposed=transposed) for size in (128, SMALL))
+        yield Example("other", name, large, small)
 
 
 FAMILIES: dict[str, Callable[[], Iterator[Example]]] = {

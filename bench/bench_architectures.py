@@ -9,6 +9,12 @@ frequent ones first. ``--family NAME`` takes one of the families, ``--only WORD`
 the word in their names, ``--check`` only asks for what is refused. With ``--log FILE`` each verdict
 is a line of the file as soon as it is known, and networks with a line there are not asked again.
 
+With ``--step``, each network has all its channels and small images or short texts; it is verified
+against its module in FP64, and its training step in the bit-exact model is compared with PyTorch in
+the core's number formats: the loss, and each gradient by its norm. Rounding differs now and then,
+and a deep network amplifies that. The share of gradients that are off by more than a tenth is
+stated, and the network is wrong if one is off by more than half. Exits with 1 if one is.
+
 Needs the packages of the families, torchvision, timm and transformers, which are no requirements of
 fpgapipe. An environment of their own keeps them away from its pins::
 
@@ -29,14 +35,25 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import torch
 from architectures import FAMILIES, Example
 
 from fpgapipe.errors import UserError
+from fpgapipe.host.backends.model import ModelBackend
+from fpgapipe.host.backends.torch_backend import TorchBackend
+from fpgapipe.host.backends.verification import TOLERANCES, verify
+from fpgapipe.hw.hls_models.numerics.element_format import FP32
 from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec, ScratchpadSpec, VectorSpec
+from fpgapipe.lowering.program.pipeline import build_pipeline
 from fpgapipe.lowering.program.step import build_step
 from fpgapipe.lowering.schedule.tasks import single_device
 from fpgapipe.lowering.units.network_units import refusals_of
+from fpgapipe.lowering.units.step_options import StepOptions, scalar_bits
 from fpgapipe.network.frontends.torch.torch_program import from_torch
+from fpgapipe.network.graph import Graph
+from fpgapipe.network.initial_values import initial_parameters, random_batch
+from fpgapipe.partition.schedule.schedule_kinds import make_schedule
 
 
 def judge(example: Example, *, lowers: bool) -> dict[str, Any]:
@@ -69,6 +86,91 @@ def judge(example: Example, *, lowers: bool) -> dict[str, Any]:
 CORE = CoreSpec(32, 32, scratchpad=ScratchpadSpec(8, 1 << 18), vector=VectorSpec(16))
 
 
+OFF, WRONG = 0.1, 0.5
+"""Relative differences of a gradient that are counted, and that are wrong."""
+LEAST = 1e-3
+"""Least norm of a gradient that is compared, relative to the largest norm."""
+PARAMETERS_IN_FP64 = 100_000_000
+
+
+class WrongError(Exception):
+    """A network does not compute what its module does."""
+
+
+def judge_step(example: Example) -> dict[str, Any]:
+    """Compare a small training step of a network with PyTorch."""
+    begin = time.perf_counter()
+    found: dict[str, Any] = {"model": example.name, "family": example.family}
+    try:
+        torch.manual_seed(0)
+        module, inputs = example.make_small()
+        graph = from_torch((module, *inputs), name=example.name)
+        found["parameters"] = graph.totals.parameters
+        found["macs"] = graph.totals.macs
+        if reasons := [str(each) for each in refusals_of(graph, train=True)]:
+            raise UserError("\n".join(reasons))
+        small = graph.totals.parameters <= PARAMETERS_IN_FP64
+        verified = verify(graph, batches=1, precisions=tuple(TOLERANCES) if small else ("float32",))
+        found["import_error"] = verified.to_dict()["max_error"]
+        if not verified.verified:
+            raise WrongError(str(verified))
+        found |= compare_step(graph)
+        found["verdict"] = "right"
+    except WrongError as error:
+        found |= {"verdict": "WRONG", "reasons": [str(error)]}
+    except (UserError, NotImplementedError) as error:
+        lines = [line for line in str(error).splitlines() if ": supported are " not in line]
+        found |= {"verdict": "refused", "reasons": lines}
+    except Exception:  # any error but a refusal is a defect
+        found |= {"verdict": "TRACEBACK", "reasons": [traceback.format_exc(limit=-3)]}
+    found["wall_s"] = time.perf_counter() - begin
+    return found
+
+
+def compare_step(graph: Graph) -> dict[str, Any]:
+    """Compare a training step in the bit-exact model with PyTorch in the core's formats.
+
+    Raises
+    ------
+    WrongError
+        If the loss or a gradient differs by more than rounding explains.
+    """
+    options = StepOptions(activations=FP32)
+    pipeline = build_pipeline(
+        graph, [CORE], [list(graph.layers)], make_schedule("1f1b", 1, 1), options=options
+    )
+    values = initial_parameters(graph, 0)
+    inputs, labels = random_batch(graph, 0)
+    scalars = scalar_bits(learning_rate=1e-3)
+    with ModelBackend(pipeline, values) as model:
+        result = model.step(inputs, labels, scalars)
+        # A gradient that is computed in slices is not kept, and is the first step's momentum.
+        gradients = {**model.parameters(".momentum"), **model.parameters(".gradient")}
+    reference = TorchBackend(graph, values, options=options, precision="mxint8", device="cpu")
+    other = reference.step(inputs, labels, scalars)
+    expected = {**reference.parameters(".momentum"), **reference.parameters(".gradient")}
+    found: dict[str, Any] = {"loss": [result.loss, other.loss]}
+    if not abs(result.loss - other.loss) <= OFF * max(1.0, abs(other.loss)):
+        raise WrongError(f"loss {result.loss:.4f} for {other.loss:.4f}")
+    norms = {name: float(np.linalg.norm(each)) for name, each in expected.items()}
+    least = LEAST * max(norms.values())
+    errors = {
+        name: float(np.linalg.norm(gradients[name] - expected[name])) / norm
+        for name, norm in norms.items()
+        if norm > least
+    }
+    worst = max(errors, key=lambda name: errors[name])
+    found["worst_gradient"] = {worst: errors[worst]}
+    found["off"] = sum(not error <= OFF for error in errors.values()) / len(errors)
+    if not errors[worst] <= WRONG:
+        wrong = sum(not error <= WRONG for error in errors.values())
+        raise WrongError(
+            f"gradient of {worst} is off by {errors[worst]:.3g}; of {len(errors)} gradients "
+            f"{wrong} are off by more than {WRONG}"
+        )
+    return found
+
+
 def reasons_of(found: Iterable[Mapping[str, Any]]) -> dict[str, list[str]]:
     """Networks by each reason against them, without the names and numbers that differ."""
     networks: dict[str, list[str]] = defaultdict(list)
@@ -92,6 +194,7 @@ def main() -> int:
     parser.add_argument("--family", choices=[*FAMILIES], help="take one of the families")
     parser.add_argument("--only", default="", help="take the networks with this in their names")
     parser.add_argument("--check", action="store_true", help="ask for refusals only")
+    parser.add_argument("--step", action="store_true", help="compare a small training step")
     parser.add_argument("--log", type=Path, help="file of verdicts, which is continued")
     given = parser.parse_args()
     warnings.simplefilter("ignore")
@@ -106,7 +209,7 @@ def main() -> int:
             if (family, example.name) in known:
                 found.append(known[family, example.name])
                 continue
-            each = judge(example, lowers=not given.check)
+            each = judge_step(example) if given.step else judge(example, lowers=not given.check)
             gc.collect()
             found.append(each)
             if log:
@@ -120,7 +223,7 @@ def main() -> int:
         for family in {each["family"] for each in found}
     }
     print(json.dumps({"verdicts": verdicts, "reasons": reasons_of(found), "each": found}, indent=2))
-    return 1 if any(counts["TRACEBACK"] for counts in verdicts.values()) else 0
+    return 1 if any(counts["TRACEBACK"] + counts["WRONG"] for counts in verdicts.values()) else 0
 
 
 if __name__ == "__main__":

@@ -19,15 +19,16 @@ from collections import Counter
 from typing import Any
 
 import torch
-from architectures import torchvision_models, torchvision_options
+from architectures import (
+    torchvision_models,
+    torchvision_options,
+    torchvision_small_size,
+)
 
 from fpgapipe.errors import UserError
 from fpgapipe.host.backends.verification import TOLERANCES, verify
 from fpgapipe.network.frontends.torch.torch_program import from_torch
 
-SIZES = {"alexnet": 224, "inception_v3": 75, "maxvit": 224, "vgg": 224, "vit_h_14": 42}
-"""Height and width of the images by the beginning of a model's name; others take `SIZE`."""
-SIZE = 32
 BATCH = 2
 MOST_WIDE = 200_000_000
 """Most parameters of a model that is verified in FP64; larger ones take FP32 to save memory."""
@@ -43,7 +44,7 @@ def options_of(builder: Any, size: int) -> dict[str, Any]:
 
 def judge(models: Any, name: str) -> dict[str, Any]:
     """Import and verify a model."""
-    size = next((s for stem, s in SIZES.items() if name.startswith(stem)), SIZE)
+    size = torchvision_small_size(name)
     begin = time.perf_counter()
     found: dict[str, Any] = {"model": name, "image": size}
     try:
