@@ -36,8 +36,8 @@ SHORT = 12
 
 TIMM_SMALL_SIZES = {
     "inception": 96, "xception": 64, "hrnet": 64, "dla": 64, "swin": 56, "mobilevit": 64,
-    "edgenext": 64, "resnest": 64, "levit": 224, "vit": 32, "deit": 32, "cait": 32, "mixer": 32,
-    "resmlp": 32, "gmlp": 32, "pvt": 64, "tf_efficientnetv2": 64,
+    "edgenext": 64, "resnest": 64, "seresnet": 64, "levit": 224, "vit": 32, "deit": 32, "cait": 32,
+    "mixer": 32, "resmlp": 32, "gmlp": 32, "pvt": 64, "tf_efficientnetv2": 64,
 }  # fmt: skip
 """The same for timm."""
 
