@@ -15,7 +15,6 @@ from torch.nn import functional
 
 from fpgapipe.hw.hls_models.numerics.fp32 import CODE_BIAS, CODE_NAN
 from fpgapipe.hw.hls_models.numerics.mx import ELEMENT_FRACTION_BITS, ELEMENT_LIMIT, MX_BLOCK
-from fpgapipe.lowering.products.conv_parts import is_packed
 
 if TYPE_CHECKING:
     from fpgapipe.lowering.products.conv import ConvSpec
@@ -118,9 +117,8 @@ class TransposedProduct(torch.autograd.Function):  # type: ignore[misc]
 
 def convolved(x: torch.Tensor, weight: torch.Tensor, conv: ConvSpec) -> torch.Tensor:
     """Result of a convolution, with both operands rounded along the input channels."""
-    depth = conv.kernel[1] * conv.cin if is_packed(conv) else conv.cin
-    seen = rounded(unfolded(x, conv).unflatten(1, (-1, depth)))
-    taps = rounded(weight.permute(0, 2, 3, 1).reshape(conv.cout, -1, depth))
+    seen = rounded(unfolded(x, conv).unflatten(1, (-1, conv.depth)))
+    taps = rounded(weight.permute(0, 2, 3, 1).reshape(conv.cout, -1, conv.depth))
     return _as_images(seen.flatten(1) @ taps.flatten(1).T, conv)
 
 

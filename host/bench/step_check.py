@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from fpgapipe.hw.hls_models.numerics.mx import MX_BLOCK
-from fpgapipe.lowering.products.conv_parts import is_packed
 from fpgapipe.lowering.units.layers.conv_of_layer import conv_of
 from fpgapipe.lowering.units.layers.step_units import ProductUnit
 from fpgapipe.lowering.units.network_units import units_of
@@ -133,8 +132,7 @@ def product_errors(program: StepProgram, memory: NDArray[np.uint8]) -> list[Prod
         w = program.read(memory, weight).astype(np.float64).reshape(conv.cout, -1)
         sums = f"{name}.sums" if f"{name}.sums" in program.places else unit.name
         seen = unfolded(conv, x)
-        depth = conv.kernel[1] * conv.cin if is_packed(conv) else conv.cin
-        found.append(_held(name, "forward", program, memory, sums, seen, w, depth))
+        found.append(_held(name, "forward", program, memory, sums, seen, w, conv.depth))
         if not program.options.train:
             continue
         dz = f"{name}.dsums" if unit.slope is not None else program.gradients[unit.name]

@@ -140,6 +140,21 @@ class ConvSpec:
         return self.kernel[0] * self.kernel[1]
 
     @property
+    def is_packed(self) -> bool:
+        """Whether a block of the input has the channels of several taps of a kernel row.
+
+        A word that is read then extends over several pixels, so they must follow one another in
+        memory: x has no pitch, and a group of channels is copied. What is rounded together depends
+        on the layer alone, not on the place of its images in memory.
+        """
+        return self.cin < MX_BLOCK and self.kernel[1] > 1 and self.dilation[1] == 1
+
+    @property
+    def depth(self) -> int:
+        """Elements of the forward pass's reduction after which blocks of 32 begin anew."""
+        return self.kernel[1] * self.cin if self.is_packed else self.cin
+
+    @property
     def macs(self) -> int:
         """Multiply-accumulate operations of each pass, including those with padding."""
         return self.batch * self.oh * self.ow * self.taps * self.cin * self.cout

@@ -4,7 +4,6 @@ from dataclasses import dataclass
 
 from fpgapipe.hw.hls_models.isa.address import BLOCK, OperandPattern, ResultPattern
 from fpgapipe.hw.hls_models.numerics.element_format import BF16, FP32, ElementFormat
-from fpgapipe.lowering.products.conv import ConvSpec
 from fpgapipe.lowering.tiling.tile import Tile, tile_of
 
 MOST_POSITIONS = 1 << 16
@@ -171,11 +170,6 @@ class Image:
     @property
     def _lead_bytes(self) -> int:
         return BLOCK * self.format.element_bytes if self.begins_in_padding else 0
-
-
-def is_packed(conv: ConvSpec) -> bool:
-    """Whether a block holds the channels of several taps, which are contiguous in a kernel row."""
-    return conv.cin < BLOCK and conv.kernel[1] > 1 and conv.dilation[1] == 1
 
 
 def ceil_div(a: int, b: int) -> int:

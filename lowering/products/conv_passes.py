@@ -19,7 +19,6 @@ from fpgapipe.lowering.products.conv_parts import (
     Taps,
     Tiling,
     ceil_div,
-    is_packed,
     subs_last,
     tail,
     tiles_of,
@@ -47,7 +46,18 @@ def operations(
 def products(
     conv: ConvSpec, which: Pass, core: CoreSpec, formats: Formats, *, own_window: bool
 ) -> list[Product[Any, Any]]:
-    """The matrix products that a pass consists of, in order; for `own_window` see `Tiling`."""
+    """The matrix products that a pass consists of, in order; for `own_window` see `Tiling`.
+
+    Raises
+    ------
+    ValueError
+        If the input's pixels are apart and a block has several of them.
+    """
+    if which in ("forward", "weight") and conv.is_packed and conv.x_channels != conv.cin:
+        raise ValueError(
+            f"the pixels of a packed convolution's input must be {conv.cin} elements apart in "
+            f"the {which} pass, not {conv.x_pitch}; copy them"
+        )
     if which == "forward":
         return [_Forward(conv, core, formats)]
     if which == "input":
@@ -65,7 +75,7 @@ class _Forward(Product[PositionTile, Range]):
         super().__init__(core, a_fp32=formats.x is FP32, b_fp32=formats.w is FP32)
         self.conv = conv
         self.formats = formats
-        self.packed = is_packed(conv)
+        self.packed = conv.is_packed
         self.source = Image("x", conv.h, conv.w, conv.x_channels, formats.x, self.packed)
         self.vertical = Taps(conv.stride[0], conv.dilation[0], -conv.pad[0], conv.kernel[0])
         self.horizontal = Taps(conv.stride[1], conv.dilation[1], -conv.pad[1], conv.kernel[1])
@@ -120,7 +130,7 @@ class _Forward(Product[PositionTile, Range]):
         conv, core, formats = self.conv, self.core, self.formats
         tile = self.stationary(column, part)
         tap_pitch, column_pitch = tile.pitches
-        size = conv.kernel[1] * conv.cin if self.packed else part[1] - part[0]
+        size = conv.depth if self.packed else part[1] - part[0]
         across = [] if self.packed else [Loop(conv.kernel[1], tap_pitch)]
         return OperandPattern(
             base=tile.shift,

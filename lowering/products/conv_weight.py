@@ -18,7 +18,6 @@ from fpgapipe.lowering.products.conv_parts import (
     Taps,
     Tiling,
     ceil_div,
-    is_packed,
     tail,
 )
 from fpgapipe.lowering.products.conv_product import Product, Range
@@ -44,7 +43,7 @@ class WeightGradient(Product[Range, Group]):
         self.conv = conv
         self.formats = formats
         self.own_window = own_window
-        self.packed = is_packed(conv)
+        self.packed = conv.is_packed
         self.gradient = Image("dy", conv.oh, conv.ow, conv.y_channels, formats.y)
         begins = self.packed or core.cols != BLOCK
         self.source = Image("x", conv.h, conv.w, conv.x_channels, formats.x, begins)
@@ -79,7 +78,7 @@ class WeightGradient(Product[Range, Group]):
     def array_tiles(self, column: Group) -> int:
         """See `Product`."""
         (t0, t1), (u0, u1), (c0, c1) = column
-        size = self.conv.kernel[1] * self.conv.cin if self.packed else c1 - c0
+        size = self.conv.depth if self.packed else c1 - c0
         return ceil_div(size, self.core.cols) * (1 if self.packed else u1 - u0) * (t1 - t0)
 
     def depth(self, part: Range) -> int:
@@ -356,8 +355,8 @@ def _pixel(
 def _column_groups(conv: ConvSpec, core: CoreSpec, tiling: Tiling) -> list[Group]:
     """Group kernel rows, kernel columns and input channels into at most `tiling.n_tiles` tiles."""
     height, width = conv.kernel
-    if is_packed(conv):
-        a_row = ceil_div(width * conv.cin, core.cols)
+    if conv.is_packed:
+        a_row = ceil_div(conv.depth, core.cols)
         rows = chunks(height, max(tiling.n_tiles // a_row, 1))
         return [(row, (0, width), (0, conv.cin)) for row in rows]
     whole = ceil_div(conv.cin, core.cols)

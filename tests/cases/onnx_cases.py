@@ -32,7 +32,6 @@ from fpgapipe.lowering.kernels.products import product_kernel
 from fpgapipe.lowering.kernels.softmax import softmax
 from fpgapipe.lowering.memory.memory_map import channels_first, channels_last
 from fpgapipe.lowering.products.conv import ConvSpec
-from fpgapipe.lowering.products.conv_parts import is_packed
 from fpgapipe.lowering.program.assemble import assemble
 from fpgapipe.lowering.program.step import build_step
 from fpgapipe.lowering.tiling.channels import small
@@ -229,8 +228,9 @@ def _network_bound(case, program, unit, memory):
     x = program.read(memory, operand).reshape(conv.batch, conv.h, conv.w, conv.cin)
     weight = next(each.name for each in layer.parameters if each.spec.role == "weight")
     w = program.read(memory, weight).reshape(conv.cout, -1)
-    depth = conv.kernel[1] * conv.cin if is_packed(conv) else conv.cin
-    bound = product_bound(unfolded(conv, x), w, depth).reshape(conv.batch, conv.oh, conv.ow, -1)
+    bound = product_bound(unfolded(conv, x), w, conv.depth).reshape(
+        conv.batch, conv.oh, conv.ow, -1
+    )
     (expected,) = case.outputs
     shape = layer.output.shape
     bound = channels_first(bound) if len(shape) == 4 else bound.reshape(shape)

@@ -5,7 +5,6 @@ from collections import Counter
 
 from fpgapipe.hw.hls_models.isa.address import BLOCK, OperandPattern, ResultPattern
 from fpgapipe.hw.hls_models.isa.instructions import WORD_BYTES, Opcode
-from fpgapipe.lowering.products.conv_parts import is_packed
 from fpgapipe.lowering.products.emit import Semaphore
 
 BITS = {2: "bf16", 4: "fp32"}
@@ -95,7 +94,7 @@ def _of_product(conv, which, core, op, body):
     if shape["last"]:
         yield f"{which} result {BITS[result.element_bytes]}"
         yield f"{which} columns {'tail' if result.u_limit % core.cols else 'whole'}"
-    if which != "input" and is_packed(conv):
+    if which != "input" and conv.is_packed:
         yield f"{which} packed"
     for name in ("m", "k", "n"):
         yield f"{which} {name} {'1' if shape[name] == 0 else 'many'}"

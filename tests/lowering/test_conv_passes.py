@@ -1,5 +1,7 @@
 """A convolution's passes as programs: the core's model against their definition."""
 
+from dataclasses import dataclass, replace
+
 import numpy as np
 import pytest
 from core_cases import integers, random_case, reference
@@ -16,7 +18,10 @@ from fpgapipe.lowering.products.conv_passes import operations
 from fpgapipe.lowering.products.emit import emit, rings_of
 from fpgapipe.lowering.products.tiled_product import TiledProduct
 from fpgapipe.lowering.program.layer_program import (
+    OPERANDS,
+    RESULT,
     LayerProgram,
+    PlacedTensor,
     lower_layer,
     place,
     random_operands,
@@ -64,6 +69,86 @@ def test_random_layers_are_exact_where_their_numbers_are():
             np.testing.assert_array_equal(got, exact, err_msg=f"seed {seed}")
         seen.add((which, core.rows == 32, conv.cin < 32))
     assert len(seen) == 12, "some class of layers never came up"
+
+
+def parted(conv, seed):
+    """The convolution with tensors that are parts of larger ones, and some that are not."""
+    rng = np.random.default_rng(seed)
+    sizes = {"x": conv.cin, "y": conv.cout} | ({"w": conv.cin} if conv.taps == 1 else {})
+    apart = {
+        f"{name}_pitch": int(size + rng.choice([1, 5, 16, 32, 64, 100]))
+        for name, size in sizes.items()
+        if rng.random() < 0.7
+    }
+    return replace(conv, **apart)
+
+
+@dataclass(frozen=True)
+class _Part:
+    """A tensor whose rows are so many elements apart in memory, from an address on."""
+
+    tensor: PlacedTensor
+    pitch: int
+    address: int
+
+    @property
+    def _num_rows(self):
+        return int(np.prod(self.tensor.shape[:-1]))
+
+    @property
+    def end(self):
+        return self.address + self._num_rows * self.pitch * self.tensor.format.element_bytes
+
+    def of(self, memory):
+        """View of the bytes of its rows."""
+        size = self.tensor.format.element_bytes
+        rows = memory[self.address : self.end].reshape(self._num_rows, self.pitch * size)
+        return rows[:, : self.tensor.shape[-1] * size]
+
+    def rows_of(self, values):
+        """Values as bytes of rows."""
+        return self.tensor.encode(values).reshape(self._num_rows, -1)
+
+
+def test_products_of_parts_read_and_write_those_parts():
+    """Around the pixels lie NaN; what a pass writes leaves the elements between them alone."""
+    seen, refused = set(), 0
+    for seed in range(250):
+        conv, which, core, tiling, formats = random_case(seed)
+        conv = parted(conv, seed)
+        try:
+            ops = tuple(operations(conv, which, core, tiling, formats))
+        except ValueError as error:
+            refused += "pixels of a packed" in str(error)
+            continue
+        rings = next(rings_of(ops, core.scratchpad), None)
+        if rings is None:
+            continue
+        alone = replace(conv, x_pitch=None, w_pitch=None, y_pitch=None)
+        program = place(alone, which, formats, TiledProduct(tiling, ops, rings, UNTIMED))
+        operands = integers(program, seed)
+        pitches = {"x": conv.x_channels, "w": conv.w_channel // conv.taps, "y": conv.y_channels}
+        parts, size = {}, 0
+        for name, tensor in program.tensors.items():
+            parts[name] = _Part(tensor, pitches[name[-1]], size)
+            size = -(-parts[name].end // 64) * 64
+        memory = np.full(size, 0xFF, np.uint8)
+        for name in OPERANDS[which]:
+            parts[name].of(memory)[:] = parts[name].rows_of(operands[name])
+        before = memory.copy()
+        model = CoreModel(core, memory)
+        model.scratchpad[:] = 0xFF
+        places = {name: part.address for name, part in parts.items()}
+        model.run(TiledProduct(tiling, ops, rings, UNTIMED).program(places))
+        written = parts[RESULT[which]].of(memory)
+        got = program.result.format.decode(written.reshape(-1), program.result.shape)
+        exact = reference(conv, which, operands)
+        np.testing.assert_allclose(got, exact, rtol=2**-8, err_msg=f"seed {seed}")
+        written[:] = parts[RESULT[which]].of(before)
+        np.testing.assert_array_equal(memory, before, err_msg=f"seed {seed}")
+        seen.add((which, conv.cin < 32, conv.x_pitch is None, conv.y_pitch is None))
+    assert len(seen) == 24, "some class of parts never came up"
+    assert refused
 
 
 def test_results_are_those_of_mxint8_blocks():

@@ -30,6 +30,45 @@ def odd(batch):
     return net.build()
 
 
+PACKED = {
+    "32 by 2": (32, 32, {"groups": 2, "kernel": 3, "padding": 1}),
+    "without padding": (32, 32, {"groups": 2, "kernel": 3}),
+    "32 by 4, one tap down": (32, 64, {"groups": 4, "kernel": (1, 2), "stride": (2, 1)}),
+    "96 by 6, few results": (96, 18, {"groups": 6, "kernel": (2, 3), "padding": (0, 1)}),
+    "two results of a channel": (
+        48,
+        96,
+        {"groups": 48, "kernel": (5, 3), "stride": (1, 2), "padding": 1},
+    ),
+    "signals": (64, 64, {"groups": 4, "kernel": 3, "padding": 1, "sizes": (9,)}),
+    "volumes": (
+        16,
+        32,
+        {"groups": 2, "kernel": (2, 2, 3), "padding": 1, "sizes": (2, 3, 4)},
+    ),
+}
+"""Groups of fewer channels than a block, some of which begin at words of memory."""
+
+
+def packed(name, batch):
+    """A grouped convolution between layers, whose taps share blocks."""
+    channels, results, options = PACKED[name]
+    sizes = options.get("sizes", (6, 5))
+    net = Network("packed", batch)
+    x = net.relu(net.conv(net.image(2, *sizes), channels, 1))
+    given = {key: value for key, value in options.items() if key not in ("sizes", "kernel")}
+    x = net.relu(net.conv(x, results, options["kernel"], bias=False, **given))
+    net.linear(net.flatten(x), 3)
+    return net.build()
+
+
+@pytest.mark.parametrize("activations", [FP32, BF16], ids=str)
+@pytest.mark.parametrize("name", PACKED)
+def test_taps_that_share_a_block_have_the_channels_of_one_group(name, activations):
+    """What is read where it lies has other groups' channels between its pixels."""
+    assert_step_is_that_of_pytorch(packed(name, 2), activations, near=4e-2, loss=1e-4)
+
+
 @pytest.mark.parametrize("activations", [FP32, BF16], ids=str)
 @pytest.mark.parametrize("network", [wide, odd])
 def test_a_step_is_that_of_pytorch(network, activations):

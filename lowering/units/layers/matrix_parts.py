@@ -76,6 +76,7 @@ def multiply_parts(
     """Add the kernels of a pass of a convolution whose tensors are parts of others.
 
     What does not begin at a whole word of memory, or has rows that are apart and do not, is copied.
+    So are the pixels of a packed convolution's input if they are apart.
 
     Parameters
     ----------
@@ -94,7 +95,8 @@ def multiply_parts(
     pitches: dict[str, Any] = {}
     roles = OPERANDS[which]
     for role, part in zip(roles, parts, strict=True):
-        offset = part.offset_bytes
+        is_split = role == "x" and conv.is_packed and part.pitch is not None
+        offset = None if is_split else part.offset_bytes
         offsets.append(offset or 0)
         if offset is not None:
             tensors.append(part.tensor)
