@@ -11,6 +11,7 @@ EXTRAS = {
     "grpcio": "agent",
     "litex": "litex",
     "onnx": "onnx",
+    "onnxruntime": "onnxruntime",
     "torch": "torch",
     "highspy": "solver",
     "numba": "fast",

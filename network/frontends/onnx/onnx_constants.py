@@ -159,7 +159,7 @@ class Constants:
     def _evaluate(
         self, node: Any, operands: dict[str, NDArray[np.generic]]
     ) -> list[NDArray[np.generic]]:
-        from onnx.reference import ReferenceEvaluator
+        from fpgapipe.network.frontends.onnx.onnx_kernels import session
 
         if node.op_type not in SHAPE_OPS and _elements(node, operands) > MAX_FOLDED_ELEMENTS:
             raise ShapeError(f"evaluates to over {MAX_FOLDED_ELEMENTS} constant elements")
@@ -173,7 +173,7 @@ class Constants:
         imports = [helper.make_opsetid("", self._opset)]
         model = helper.make_model(graph, opset_imports=imports)
         try:
-            results: list[NDArray[np.generic]] = ReferenceEvaluator(model).run(None, operands)
+            results: list[NDArray[np.generic]] = session(model).run(None, operands)
         except Exception as error:  # its errors have no common base class
             raise ShapeError(f"evaluating it failed: {' '.join(str(error).split())}") from None
         return results

@@ -108,11 +108,11 @@ def load_model(onnx: Any, path: Path) -> Any:
 
 
 def _opset(onnx: Any, path: Path, model: Any) -> int:
-    """The version of ONNX's own operators that a model uses."""
+    """The version of ONNX's own operators that a model uses; others than the known are refused."""
+    from fpgapipe.network.frontends.onnx.onnx_kernels import opset_of
+
     newest = onnx.defs.onnx_opset_version()
-    version = next(
-        (each.version for each in model.opset_import if each.domain in ("", "ai.onnx")), newest
-    )
+    version = opset_of(model)
     if not MIN_OPSET <= version <= newest:
         raise FileError(
             path,
@@ -121,7 +121,7 @@ def _opset(onnx: Any, path: Path, model: Any) -> int:
                 "onnx.version_converter.convert_version converts it"
             ],
         )
-    return int(version)
+    return version
 
 
 def _refuse_unsupported(path: Path, graph: Any, constants: Constants) -> None:

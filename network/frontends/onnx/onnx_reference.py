@@ -1,7 +1,8 @@
-"""ONNX's own reference evaluator, as a reference for the results of a model."""
+"""Runs ONNX models in ONNX's reference evaluator and in onnxruntime, to compare their results."""
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,10 +15,11 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 Arrays = dict[str, "NDArray[np.generic]"]
+Evaluate = Callable[[Arrays], "list[NDArray[np.generic]]"]
 
 
-def evaluator(path: Path, *, double: bool) -> Callable[[Arrays], list[NDArray[np.generic]]]:
-    """Make a function that runs a model.
+def evaluator(path: Path, *, double: bool) -> Evaluate:
+    """Make a function that runs a model in ONNX's reference evaluator.
 
     Parameters
     ----------
@@ -31,32 +33,62 @@ def evaluator(path: Path, *, double: bool) -> Callable[[Arrays], list[NDArray[np
     FileError
         If the model cannot be read. The returned function raises it if the model does not run.
     """
-    from fpgapipe.network.frontends.onnx.onnx_model import load_model
-
     onnx = require("onnx", f"reading {path}")
-    model = load_model(onnx, path)
+    model = _load(onnx, path)
     if double:
         _widen(onnx, model.graph)
-    from onnx.reference import ReferenceEvaluator
+    from fpgapipe.network.frontends.onnx.onnx_kernels import session
 
-    try:
-        session = ReferenceEvaluator(model)
-    except Exception as error:  # the evaluator's errors have no common base class
-        raise FileError(path, [_why(error)]) from None
+    return _checked(path, "ONNX's reference evaluator", lambda: session(model))
 
-    def run(inputs: Arrays) -> list[NDArray[np.generic]]:
+
+def has_runtime() -> bool:
+    """Whether onnxruntime is installed."""
+    return importlib.util.find_spec("onnxruntime") is not None
+
+
+def runtime(path: Path) -> Evaluate:
+    """Make a function that runs a model in onnxruntime, on the CPU.
+
+    Raises
+    ------
+    FileError
+        If the model cannot be read or does not run, as `evaluator` raises it.
+    """
+    onnx = require("onnx", f"reading {path}")
+    onnxruntime = require("onnxruntime", f"running {path}")
+    model = _load(onnx, path)
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4  # faults only; what fails is raised, too
+
+    def make() -> Any:
+        return onnxruntime.InferenceSession(
+            model.SerializeToString(), options, providers=["CPUExecutionProvider"]
+        )
+
+    return _checked(path, "onnxruntime", make)
+
+
+def _load(onnx: Any, path: Path) -> Any:
+    from fpgapipe.network.frontends.onnx.onnx_model import load_model
+
+    model: Any = load_model(onnx, path)
+    return model
+
+
+def _checked(path: Path, name: str, make: Callable[[], Any]) -> Evaluate:
+    """Make a session, and a function that runs it; both raise `FileError` whatever the error."""
+
+    def attempt(call: Callable[..., Any], *args: Any) -> Any:
         try:
-            found: list[NDArray[np.generic]] = session.run(None, inputs)
-        except Exception as error:
-            raise FileError(path, [_why(error)]) from None
-        return found
+            return call(*args)
+        except Exception as error:  # the errors of the evaluators have no common base class
+            text = " ".join(str(error).split())[:200]
+            reason = f"{name} does not run it: {type(error).__name__}: {text}"
+            raise FileError(path, [reason]) from None
 
-    return run
-
-
-def _why(error: Exception) -> str:
-    text = " ".join(str(error).split())[:200]
-    return f"ONNX's reference evaluator does not run it: {type(error).__name__}: {text}"
+    session = attempt(make)
+    return lambda inputs: attempt(session.run, None, inputs)
 
 
 def _widen(onnx: Any, graph: Any) -> None:
