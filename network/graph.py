@@ -11,7 +11,7 @@ import dataclasses
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from fpgapipe.errors import UserError
 from fpgapipe.network.operators import Gemm, Operator, ParameterSpec, Pass
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     import networkx as nx
     import numpy as np
     from numpy.typing import NDArray
+
+Value = TypeVar("Value")
 
 
 class NetworkError(UserError):
@@ -140,6 +142,9 @@ class Graph:
     source : object or None
         Source of the import (`fpgapipe.network.frontends.source`); None if the graph was not
         imported.
+    aliases : mapping of str to str
+        Further names that parameters have in the source (tied weights, modules used several times),
+        with the name in the network.
     """
 
     name: str
@@ -150,6 +155,12 @@ class Graph:
     values: Mapping[str, NDArray[np.generic]] = field(default_factory=dict)
     source: object = field(default=None, compare=False, repr=False)
     auxiliary: tuple[str, ...] = ()
+    aliases: Mapping[str, str] = field(default_factory=dict)
+
+    def by_every_name(self, values: Mapping[str, Value]) -> dict[str, Value]:
+        """Values of parameters under all the names that these have in the source."""
+        further = {alias: values[name] for alias, name in self.aliases.items() if name in values}
+        return {**values, **further}
 
     @cached_property
     def evaluated(self) -> Graph:

@@ -6,6 +6,7 @@ inputs, and the names of its parameters. Shapes follow from these. Initial value
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -43,6 +44,7 @@ class _Network(_Part):
     layers: tuple[_Layer, ...] = Field(strict=False)
     outputs: tuple[str, ...] = Field(strict=False)
     auxiliary: tuple[str, ...] = Field((), strict=False)
+    aliases: dict[str, str] = Field({})
 
 
 def to_json(graph: Graph) -> str:
@@ -68,6 +70,7 @@ def to_json(graph: Graph) -> str:
         layers=tuple(layers),
         outputs=graph.outputs,
         auxiliary=graph.auxiliary,
+        aliases=dict(graph.aliases),
     )
     return network.model_dump_json(indent=1) + "\n"
 
@@ -99,7 +102,12 @@ def from_json(text: str) -> Graph:
             shared=layer.parameters,
             frozen=layer.frozen,
         )
-    return builder.build(network.outputs, network.auxiliary)
+    graph = builder.build(network.outputs, network.auxiliary)
+    names = {each.name for layer in graph.layers.values() for each in layer.parameters}
+    for alias, name in network.aliases.items():
+        if name not in names or alias in names:
+            raise NetworkError(f"network {network.name}: {alias!r} is no further name of {name!r}")
+    return replace(graph, aliases=network.aliases)
 
 
 def _operator(layer: _Layer) -> Operator:

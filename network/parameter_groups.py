@@ -18,15 +18,18 @@ if TYPE_CHECKING:
 def matching(graph: Graph, patterns: Sequence[str]) -> set[str]:
     """Names of the learned parameters that match one of some patterns (``*.bias``, ``layer1.*``).
 
+    A parameter matches by any of the names that it has in the network's source.
+
     Raises
     ------
     NetworkError
         If a pattern matches none.
     """
-    names = _learned(graph)
+    learned = _learned(graph)
+    names = graph.by_every_name({name: name for name in learned})
     found: set[str] = set()
     for pattern in patterns:
-        own = {name for name in names if fnmatchcase(name, pattern)}
+        own = {name for each, name in names.items() if fnmatchcase(each, pattern)}
         if not own:
             raise NetworkError(
                 f"no learned parameter of {graph.name} matches {pattern!r}; there are "

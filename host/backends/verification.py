@@ -442,9 +442,8 @@ class _Module(_Side):
             drawn = torch.randn(value.shape, generator=generator, dtype=torch.float64)
             return drawn.to(value.dtype)
 
-        module = self.source.module
         state = {}
-        for name, value in (*module.named_parameters(), *module.named_buffers()):
+        for name, value in self._values(once=True).items():
             learned = value.requires_grad
             value = value.detach().clone()
             if value.is_floating_point():
@@ -461,13 +460,32 @@ class _Module(_Side):
 
     def _by_every_name(self, state: Mapping[str, Any]) -> dict[str, Any]:
         """A state in which shared values appear under all of their names."""
+        values = self._values()
+        first = {id(values[name]): value for name, value in state.items()}
+        return {name: first[id(value)] for name, value in values.items()}
+
+    def _values(self, *, once: bool = False) -> dict[str, Any]:
+        """The module's parameters and buffers under all of their names, or each under one name."""
         module = self.source.module
-        names = [
-            *module.named_parameters(remove_duplicate=False),
-            *module.named_buffers(remove_duplicate=False),
-        ]
-        first = {id(value): state[name] for name, value in names if name in state}
-        return {name: first[id(value)] for name, value in names}
+        return {
+            name: value
+            for each in (module.named_parameters, module.named_buffers)
+            for name, value in each(remove_duplicate=once)
+        }
+
+    def _by_every_place(self, state: Mapping[str, Any]) -> dict[str, Any]:
+        """A state under one name for each attribute of a submodule that holds a value.
+
+        Under each of the names of a submodule that is there several times, PyTorch would replace
+        the value and keep what it found as the original, so the module would not get its own back.
+        """
+        named = self._by_every_name(state)
+        return {
+            name: named[name]
+            for stem, each in self.source.module.named_modules()
+            for values in (each.named_parameters, each.named_buffers)
+            for name, _ in values(stem, recurse=False, remove_duplicate=False)
+        }
 
     def _weights(self) -> dict[str, Any]:
         """The module's values by the network's names, and the network's own where it has none."""
@@ -497,7 +515,12 @@ class _Module(_Side):
         torch.manual_seed(index)
         try:
             expected = self._flat(
-                torch.func.functional_call(self.source.module, state, self._arguments(given))
+                torch.func.functional_call(
+                    self.source.module,
+                    self._by_every_place(state),
+                    self._arguments(given),
+                    tie_weights=False,
+                )
             )
         except Exception as error:  # any error of the module in this precision
             raise _NotRun(

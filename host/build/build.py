@@ -132,8 +132,8 @@ class Build:
 
     @functools.cached_property
     def parameters(self) -> dict[str, NDArray[np.float32]]:
-        """Initial values of all parameters, in the shapes that they have in the network."""
-        return joined(self._devices)
+        """Initial values of all parameters, under all the names that the network's source has."""
+        return self.graph.by_every_name(joined(self._devices))
 
     @functools.cached_property
     def cores(self) -> list[CoreSpec]:
@@ -465,7 +465,8 @@ def open_build(folder: Path) -> Build:
         logger.debug("%s was not made here: making it anew to compare", folder)
         pipeline, parameters = check_design(design, files, folder, manifest.own, manifest.made_by)
     # The cached properties are set, so that the files are not read again.
-    build.__dict__.update(pipeline=pipeline, parameters=parameters)
+    every = build.graph.by_every_name(parameters)
+    build.__dict__.update(pipeline=pipeline, parameters=every)
     remember(data)
     return build
 

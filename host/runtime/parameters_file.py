@@ -39,9 +39,16 @@ def read_parameters(path: Path, graph: Graph) -> dict[str, NDArray[np.float32]]:
     }
     if path.suffix.lower() == ".npz":
         with NpzFile(path) as archive:
-            present = archive.names & wanted.keys()
-            _refuse_shapes(path, wanted, {name: archive.header(name) for name in present})
-            values = {name: archive.array(name) for name in wanted}
+            every = graph.by_every_name(wanted)
+            present = archive.names & every.keys()
+            # A parameter may be there under one or several of its names.
+            expected = {name: every[name] for name in wanted.keys() | present}
+            for alias, name in graph.aliases.items():
+                if alias in present and name not in present:
+                    expected.pop(name, None)
+            _refuse_shapes(path, expected, {name: archive.header(name) for name in present})
+            values = {name: archive.array(name) for name in expected}
+        values = _by_own_name(path, graph, values)
     else:
         state_bytes = 4 * len(LASTING) * sum(map(math.prod, wanted.values()))
         values = dict(Checkpoint.read(path, state_bytes).state)
@@ -56,6 +63,21 @@ def read_parameters(path: Path, graph: Graph) -> dict[str, NDArray[np.float32]]:
             if not np.isfinite(value).all()
         ],
     )
+    return found
+
+
+def _by_own_name(
+    path: Path, graph: Graph, values: Mapping[str, NDArray[Any]]
+) -> dict[str, NDArray[Any]]:
+    """Values under the names in the network; those under several names must be equal."""
+    found = {name: value for name, value in values.items() if name not in graph.aliases}
+    faults = []
+    for alias, name in graph.aliases.items():
+        if alias in values and not np.array_equal(
+            found.setdefault(name, values[alias]), values[alias]
+        ):
+            faults.append(f"parameters {name} and {alias} are one, and must be equal")
+    _refuse(path, faults)
     return found
 
 

@@ -89,3 +89,27 @@ def test_what_is_no_file_of_parameters(tmp_path, kind, name):
     ODD[kind](tmp_path / name)
     with pytest.raises(UserError):
         read_parameters(tmp_path / name, GRAPH)
+
+
+def test_a_parameter_that_has_several_names(tmp_path):
+    from dataclasses import replace
+
+    graph = replace(GRAPH, aliases={"head.bias": NAME})
+    others = {name: value for name, value in GOOD.items() if name != NAME}
+    for own in (
+        {NAME: GOOD[NAME]},
+        {"head.bias": GOOD[NAME]},
+        dict.fromkeys((NAME, "head.bias"), GOOD[NAME]),
+    ):
+        np.savez(tmp_path / "p.npz", **others, **own)
+        found = read_parameters(tmp_path / "p.npz", graph)
+        assert found.keys() == GOOD.keys()
+        np.testing.assert_array_equal(found[NAME], GOOD[NAME])
+    np.savez(tmp_path / "p.npz", **GOOD, **{"head.bias": GOOD[NAME] + 1})
+    with pytest.raises(
+        FileError, match=f"parameters {NAME} and head.bias are one, and must be equal"
+    ):
+        read_parameters(tmp_path / "p.npz", graph)
+    np.savez(tmp_path / "p.npz", **others)
+    with pytest.raises(FileError, match=f"lacks parameter {NAME}"):
+        read_parameters(tmp_path / "p.npz", graph)

@@ -5,10 +5,12 @@ import json
 
 import pytest
 
+from fpgapipe.network import graph_json
 from fpgapipe.network.frontends.source import TorchSource
 from fpgapipe.network.graph import GraphBuilder, NetworkError
 from fpgapipe.network.operators import Activation, BatchNorm, Conv, Linear, Reduce
 from fpgapipe.network.operators.tensors import Tensor
+from fpgapipe.network.parameter_groups import matching
 from fpgapipe.network.zoo import built_in
 
 torch = pytest.importorskip("torch", reason="needs the torch extra")
@@ -204,3 +206,54 @@ def test_a_build_refuses_what_is_another_network(capsys, monkeypatch, tmp_path):
     assert "error: net is not what the PyTorch module computes: the result 'linear'" in error
     assert error.endswith("--no-verify builds it even so\n")
     assert not (tmp_path / "out").exists()
+
+
+def shared_modules():
+    """A module under two names, with statistics, and a weight of two modules."""
+    torch.manual_seed(0)
+    one = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.ReLU())
+    module = nn.Sequential(one, one, nn.Linear(8, 8, bias=False), nn.Linear(8, 8))
+    module[3].weight = module[2].weight
+    return module
+
+
+def test_one_value_under_several_names_is_verified():
+    module = shared_modules()
+    graph = from_torch((module, torch.zeros(4, 8)), name="shared")
+    before = {name: value.clone() for name, value in module.state_dict().items()}
+    found = verify(graph)
+    assert found.verified, found.reason
+    assert found.max_error < 1e-12
+    assert found.parameters_equal
+    assert set(found.errors["statistics"]) == {"0.1.running_mean", "0.1.running_var"}
+    # The module keeps its values.
+    assert all(isinstance(each, nn.Parameter) for each in module.parameters())
+    assert all(torch.equal(value, before[name]) for name, value in module.state_dict().items())
+
+
+def test_a_wrong_gradient_of_a_shared_module_is_found():
+    module = shared_modules()
+    graph = from_torch((module, torch.zeros(4, 8)), name="shared")
+    layers = dict(graph.layers)
+    other = layers["2"]
+    own = dataclasses.replace(other.parameters[0], name="0.0.weight")
+    layers["2"] = dataclasses.replace(other, parameters=(own,))
+    found = verify(dataclasses.replace(graph, layers=layers))
+    assert not found.verified
+    assert "the gradient of '0.0.weight' is off by" in found.reason
+
+
+def test_further_names_of_parameters():
+    graph = from_torch((shared_modules(), torch.zeros(4, 8)), name="shared")
+    assert graph.aliases == {
+        **{f"1.0.{role}": f"0.0.{role}" for role in ("weight", "bias")},
+        **{
+            f"1.1.{role}": f"0.1.{role}"
+            for role in ("weight", "bias", "running_mean", "running_var")
+        },
+        "3.weight": "2.weight",
+    }
+    again = graph_json.from_json(graph_json.to_json(graph))
+    assert again.aliases == graph.aliases
+    assert matching(again, ("3.*",)) == {"2.weight", "3.bias"}
+    assert matching(again, ("1.0.*",)) == {"0.0.weight", "0.0.bias"}

@@ -76,7 +76,7 @@ def from_torch(source: Any, *, name: str) -> Graph:
         inputs = tuple(source.example_inputs[0]) if source.example_inputs else ()
         module = source.module(check_guards=False)
         kept = TorchSource(module, inputs, training, graph.outputs, orders)
-        return dataclasses.replace(graph, source=kept)
+        return dataclasses.replace(graph, source=kept, aliases=_aliases(module, graph))
     if isinstance(source, torch.nn.Module):
         raise NetworkError(f"{name}: a module alone has no shapes; return (module, example_inputs)")
     if isinstance(source, tuple) and len(source) == 2 and isinstance(source[0], torch.nn.Module):
@@ -132,8 +132,25 @@ def _of_module(torch: Any, module: Any, inputs: tuple[Any, ...], name: str) -> G
     return dataclasses.replace(
         graph,
         auxiliary=auxiliary,
+        aliases=_aliases(module, graph),
         source=TorchSource(module, inputs, None, graph.outputs, orders),
     )
+
+
+def _aliases(module: Any, graph: Graph) -> dict[str, str]:
+    """Further names of the graph's parameters in a module, which may have one under several."""
+    names: dict[int, list[str]] = {}
+    for each in (module.named_parameters, module.named_buffers):
+        for name, value in each(remove_duplicate=False):
+            names.setdefault(id(value), []).append(name)
+    own = {each.name for layer in graph.layers.values() for each in layer.parameters}
+    return {
+        name: kept
+        for several in names.values()
+        for kept in own.intersection(several)
+        for name in several
+        if name not in own
+    }
 
 
 def _exported(torch: Any, module: Any, inputs: tuple[Any, ...], name: str) -> Any:
