@@ -14,6 +14,9 @@ from pathlib import Path
 
 import pytest
 
+OF_OPEN_MPI = ("--allow-run-as-root", "--map-by", ":OVERSUBSCRIBE")
+"""Without them, Open MPI refuses to run as root, and more processes than there are cores."""
+
 
 @functools.cache
 def _launcher() -> tuple[str, str]:
@@ -29,7 +32,19 @@ def _launcher() -> tuple[str, str]:
 
 def is_open_mpi() -> bool:
     """Whether the launcher is that of Open MPI."""
-    return "Open MPI" in _launcher()[1]
+    # Version 4 calls itself "mpiexec (OpenRTE) 4.1.4", version 5 "mpiexec (Open MPI) 5.0.11".
+    return any(name in _launcher()[1] for name in ("Open MPI", "OpenRTE"))
+
+
+def open_mpi(size: int) -> list[str]:
+    """Return the command under Debian's Open MPI, which may be installed beside another MPI.
+
+    It needs ``MPI4PY_MPIABI=openmpi``. Skips the test if it is not installed.
+    """
+    path = shutil.which("mpiexec.openmpi")
+    if not path:
+        pytest.skip("Debian's Open MPI (openmpi-bin) is not installed")
+    return [path, *OF_OPEN_MPI, "-n", str(size)]
 
 
 def mpiexec(size: int, *options: str) -> list[str]:
@@ -39,6 +54,5 @@ def mpiexec(size: int, *options: str) -> list[str]:
         pytest.skip("mpi4py is not installed")
     if not path:
         pytest.skip("no mpiexec")
-    # Open MPI refuses to run as root, and more processes than there are cores.
-    own = ["--allow-run-as-root", "--map-by", ":OVERSUBSCRIBE"] if is_open_mpi() else []
+    own = OF_OPEN_MPI if is_open_mpi() else ()
     return [path, *own, *options, "-n", str(size)]

@@ -5,7 +5,7 @@ import pytest
 from browser import Browser, find_browser
 from report_case import fill_run, make_build
 
-from fpgapipe.host.report.pages.page import write_report
+from fpgapipe.host.report.pages.page import SECTIONS, write_report
 
 pytestmark = pytest.mark.skipif(find_browser() is None, reason="no Chromium or Chrome is installed")
 
@@ -35,7 +35,10 @@ def test_it_renders_without_errors_and_asks_for_nothing(browser, page, width, sc
     assert browser.complaints() == []
     assert [url for url in browser.requests() if not url.startswith("data:")] == [page.as_uri()]
     assert browser.run("document.documentElement.scrollWidth") <= width
-    assert browser.run("document.querySelectorAll('main section').length") == 7
+    linked = browser.run("[...document.querySelectorAll('nav a')].map(a => a.hash.slice(1))")
+    found = browser.run("[...document.querySelectorAll('main section')].map(s => s.id)")
+    assert found == linked
+    assert len(set(found)) == len(SECTIONS) + 1  # and the glossary
     colour = browser.run("getComputedStyle(document.body).backgroundColor")
     assert colour == {"light": "rgb(243, 245, 248)", "dark": "rgb(11, 15, 20)"}[scheme]
 

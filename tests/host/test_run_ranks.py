@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
-from launchers import is_open_mpi, mpiexec
+from launchers import is_open_mpi, mpiexec, open_mpi
 from network_hosts import network_hosts
 from run_cases import verilog_build
 
@@ -96,6 +96,13 @@ def test_several_processes_leave_the_same_bits(built, whole):
     assert "error: 3 processes for 2 devices: each needs a device of its own" in done.stderr
 
 
+def test_open_mpi_beside_another_leaves_the_same_bits(built, whole):
+    mpiexec(2)  # skips without mpi4py
+    command = [*open_mpi(2), *CLI, "run", built, *BEGIN, "--steps", STEPS, "--json"]
+    found = finished(command, env={**os.environ, "MPI4PY_MPIABI": "openmpi"})
+    assert (found, last(built)) == whole
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1], ids=str)
 def test_a_signal_to_the_launcher_stops_all_behind_a_checkpoint(number, built, whole):
     """--resume then ends with the bits and cycles of a run that nothing stopped."""
@@ -121,7 +128,9 @@ def test_a_process_that_dies_ends_all(rank, built, whole):
         said, _ = run.communicate(timeout=60)
     assert run.returncode, said
     assert re.search(rf"process {rank} \(PID {dead} on \S+\) simulates device {rank}\n", said), said
-    assert re.search(rf"PID:? {dead}\b", said.split("simulates device 1\n")[1])
+    # The launcher of Open MPI 4 names the rank, and 0 for the PID.
+    named = rf"PID:? {dead}\b|process rank {rank} with PID 0 "
+    assert re.search(named, said.split("simulates device 1\n")[1])
     assert newest(built) in range(2, STEPS)
     assert (finished([*CLI, "run", built, "--resume", "--json"]), last(built)) == whole
 
