@@ -6,11 +6,13 @@ import numpy as np
 import pytest
 
 onnx = pytest.importorskip("onnx", reason="needs the onnx extra")
-pytest.importorskip("torch", reason="needs the torch extra")
+torch = pytest.importorskip("torch", reason="needs the torch extra")
 from onnx_models import node, random, save  # noqa: E402
 
+from fpgapipe.errors import FileError  # noqa: E402
 from fpgapipe.host.backends import verification  # noqa: E402
-from fpgapipe.host.backends.verification import verify  # noqa: E402
+from fpgapipe.host.backends.torch_reference import forward, initial_weights  # noqa: E402
+from fpgapipe.host.backends.verification import verified, verify  # noqa: E402
 from fpgapipe.network.load import load_network  # noqa: E402
 from fpgapipe.network.operators import Affine  # noqa: E402
 
@@ -116,3 +118,55 @@ def test_onnxruntime_does_not_excuse_a_wrong_network(factor, tmp_path):
     found = verify(replace(graph, layers=layers))
     assert found.verified is False
     assert found.source == "ONNX's reference evaluator"
+
+
+def exported_for_training(path, opset):
+    """Convolution, batch normalisation and dropout as PyTorch writes them for training."""
+    newer = {"training_mode": 1} if opset >= 14 else {}
+    further = [f"n{i}" for i in range(2 if newer else 4)]  # running statistics, and the batch's
+    names = {"ratio": np.float32(0.4), "training": np.bool_(True)} if opset >= 12 else {}
+    ratio = {} if names else {"ratio": 0.4}
+    nodes = [
+        node("Conv", ["x", "w"], ["c"]),
+        node("BatchNormalization", ["c", *NORM], ["n", *further], momentum=0.8, **newer),
+        node("Dropout", ["n", *names], ["y", "mask"], **ratio),
+    ]
+    weights = {"w": random(8, 3, 3, 3), **NORM, **names}
+    return save(path, nodes, {"x": ["N", 3, 6, 6]}, weights=weights, opset=opset)
+
+
+@pytest.mark.parametrize("opset", [9, 11, 12, 13, 14, 15, 21])
+def test_a_model_exported_for_training_is_verified_and_trains(opset, tmp_path):
+    """It is compared in evaluation; in training it normalises with the batch and drops values."""
+    graph = load_network(exported_for_training(tmp_path / "t.onnx", opset), 4)
+    found = verified(graph, train=True)
+    assert found.verified, found
+    assert found.precision == "float64"
+
+    x = torch.from_numpy(random(4, 3, 6, 6, seed=9))
+    weights = initial_weights(graph)
+    torch.manual_seed(0)
+    values = forward(graph, weights, {"x": x}, training=True)
+    sums = torch.conv2d(x, torch.from_numpy(random(8, 3, 3, 3)))
+    mean = torch.from_numpy(NORM["m"].copy())
+    variance = torch.from_numpy(NORM["v"].copy())
+    scale, shift = torch.from_numpy(NORM["s"]), torch.from_numpy(NORM["b"])
+    expected = torch.nn.functional.batch_norm(sums, mean, variance, scale, shift, True, 0.2)
+    torch.testing.assert_close(values["n"], expected)
+    names = {each.spec.role: each.name for each in graph.layers["n"].parameters}
+    torch.testing.assert_close(weights[names["running_mean"]], mean)
+    torch.testing.assert_close(weights[names["running_var"]], variance)
+    dropped = (values["y"] == 0).float().mean()
+    assert 0.25 < dropped < 0.55
+    kept = values["y"] != 0
+    torch.testing.assert_close(values["y"][kept], expected[kept] / 0.6)
+
+
+def test_a_training_mode_that_the_network_computes_is_refused(tmp_path):
+    nodes = [node("Dropout", ["x", "r", "t"], ["y"])]
+    inputs = {"x": [2, 3], "t": ([], onnx.TensorProto.BOOL)}
+    path = save(tmp_path / "d.onnx", nodes, inputs, weights={"r": np.float32(0.4)})
+    with pytest.raises(
+        FileError, match=r"node 'y' \(Dropout\): its training_mode is not constant$"
+    ):
+        load_network(path)

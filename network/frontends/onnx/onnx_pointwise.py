@@ -235,6 +235,8 @@ def _dropout(t: Translation, node: Any) -> None:
     ratio = t.attributes(node).get("ratio", 0.5)
     if t.operand(node, 1):
         ratio = t.number(node, 1, "ratio")
+    if t.operand(node, 2):
+        t.weight(node, 2, "training_mode")  # whether the network trains is said by who runs it
     t.first(node, Dropout(ratio))
 
 

@@ -1,4 +1,4 @@
-"""Runs ONNX models in ONNX's reference evaluator and in onnxruntime, to compare their results."""
+"""Runs ONNX models in ONNX's reference evaluator and in onnxruntime, as in evaluation."""
 
 from __future__ import annotations
 
@@ -73,7 +73,23 @@ def _load(onnx: Any, path: Path) -> Any:
     from fpgapipe.network.frontends.onnx.onnx_model import load_model
 
     model: Any = load_model(onnx, path)
+    _evaluate_only(model.graph)
     return model
+
+
+def _evaluate_only(graph: Any) -> None:
+    """Let a model that was exported for training compute as in evaluation.
+
+    Random numbers of dropout cannot be compared, and the network's running statistics are those
+    that the model begins with.
+    """
+    for node in graph.node:
+        if node.op_type == "BatchNormalization":  # up to opset 13, its outputs say how it computes
+            kept = [each for each in node.attribute if each.name != "training_mode"]
+            del node.attribute[:], node.output[1:]
+            node.attribute.extend(kept)
+        elif node.op_type == "Dropout":
+            del node.input[2:]
 
 
 def _checked(path: Path, name: str, make: Callable[[], Any]) -> Evaluate:
