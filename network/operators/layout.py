@@ -49,9 +49,9 @@ class Flatten(Operator):
         """The input's shape with one axis for the joined ones."""
         (x,) = inputs
         require_rank("flatten", x, 1)
-        start = normalise_axis(self.start, len(x.shape) + 1)
-        if start == len(x.shape):  # nothing left to join: a last axis of one element
+        if self.start == len(x.shape):  # nothing left to join: a last axis of one element
             return x.with_shape((*x.shape, 1))
+        start = normalise_axis(self.start, len(x.shape))
         stop = normalise_axis(self.stop, len(x.shape))
         if stop < start:
             raise ShapeError(f"flatten must not end (axis {stop}) before it starts (axis {start})")
