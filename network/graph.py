@@ -395,6 +395,7 @@ class GraphBuilder:
                 Parameter((shared or {}).get(spec.role, f"{name}.{spec.role}"), spec)
                 for spec in specs
             )
+            _refuse_two_roles(parameters)
             for parameter in parameters:
                 Tensor(parameter.spec.shape)
                 known = self._parameters.setdefault(parameter.name, parameter.spec)
@@ -475,3 +476,15 @@ class GraphBuilder:
             raise NetworkError(f"{self.name}: a layer has an empty name")
         if not self.is_free(name):
             raise NetworkError(f"{self.name}: the name {name!r} stands for two tensors")
+
+
+def _refuse_two_roles(parameters: Sequence[Parameter]) -> None:
+    """Refuse a layer that learns one parameter in two roles, of which it has one gradient."""
+    roles: dict[str, str] = {}
+    for each in parameters:
+        role = each.spec.role
+        if each.spec.trainable and roles.setdefault(each.name, role) != role:
+            raise ShapeError(
+                f"{roles[each.name]} and {role} are one parameter, {each.name!r}; each must have "
+                "its own"
+            )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from fpgapipe.network.graph import Graph, GraphBuilder, Layer
@@ -42,7 +42,7 @@ class FrontendBuilder(GraphBuilder):
 
     def __init__(self, name: str, batch: int | None, own_names: Collection[str] = ()) -> None:
         super().__init__(name, batch)
-        self._owners: dict[str, str] = {}
+        self._owners: dict[Hashable, str] = {}
         self._own_names = frozenset(own_names)
         self.frozen: set[str] = set()
         """Weights that the source does not train."""
@@ -53,6 +53,7 @@ class FrontendBuilder(GraphBuilder):
         operator: Operator,
         *inputs: str,
         values: Mapping[str, tuple[str, NDArray[np.generic]]],
+        keys: Mapping[str, Hashable] | None = None,
     ) -> str:
         """Add a layer and give its parameters their values; return its name.
 
@@ -67,20 +68,24 @@ class FrontendBuilder(GraphBuilder):
         values : mapping
             For each role, the weight's name in the source and its values in the operator's layout.
             A weight that an earlier layer has already is shared with that layer.
+        keys : mapping, optional
+            For each role, what is equal for weights that are shared, if not the weight's name.
         """
+        keys = keys or {role: source for role, (source, _) in values.items()}
         if not self.is_free(name) or (
             name in self._own_names and not isinstance(operator, Constant)
         ):
             name = self.fresh_name(f"{name}_")
-        names = {}
+        names: dict[str, str] = {}
+        new: dict[Hashable, str] = {}
         for role, (source, _) in values.items():
             own = source if source in self._own_names else f"{name}.{role}"
-            names[role] = self._owners.get(source, own)
+            names[role] = self._owners.get(keys[role]) or new.setdefault(keys[role], own)
         frozen = [role for role, (source, _) in values.items() if source in self.frozen]
         self.add(name, operator, *inputs, shared=names, frozen=frozen)
         for role, (source, value) in values.items():
-            if source not in self._owners:
-                self._owners[source] = names[role]
+            if keys[role] not in self._owners:
+                self._owners[keys[role]] = names[role]
                 self.set_value(names[role], value)
                 _refuse_no_numbers(source, value, fixed=source in self.frozen)
         return name

@@ -57,6 +57,7 @@ class Constants:
         self._learnable = set(self._initializers)
         self._known = set(self._initializers)
         self._moves: dict[str, Any] = {}
+        self._origins: dict[str, frozenset[str]] = {}
         for node in graph.node:
             if self.folds(node):
                 self._known.update(node.output)
@@ -81,6 +82,10 @@ class Constants:
     def moves(self, name: str) -> Any | None:
         """The node that repeats, joins or slices weights to make a tensor; None if none does."""
         return self._moves.get(name)
+
+    def origins(self, name: str) -> frozenset[str]:
+        """The tensors whose elements a known tensor has, perhaps rearranged or in part."""
+        return self._origins.get(name, frozenset((name,)))
 
     def get(self, name: str) -> NDArray[np.generic] | None:
         """The values of a tensor; None if they are not known."""
@@ -130,14 +135,20 @@ class Constants:
             results = [self._filled(node, operands[node.input[0]])]
         else:
             results = self._evaluate(node, operands)
+        if node.op_type == "Identity":
+            results = [operands[node.input[0]]]  # the evaluator copies it
+        sources = [
+            name
+            for name in (node.input if node.op_type in _MOVING else node.input[:1])
+            if name in self._moves or (name in self._learnable and operands[name].ndim)
+        ]
+        moved = bool(sources) and node.op_type in _MOVING
         rearranged = node.op_type in _REARRANGING and node.input[0] in self._learnable
-        moved = node.op_type in _MOVING and any(
-            name in self._moves or (name in self._learnable and operands[name].ndim)
-            for name in node.input
-            if name in operands
-        )
         for name, result in zip(node.output, results, strict=False):
             self._values[name] = result
+            if moved or rearranged:
+                origins = map(self.origins, sources or node.input[:1])
+                self._origins[name] = frozenset[str]().union(*origins)
             if moved and result.dtype.kind == "f":
                 self._moves[name] = node
             if rearranged or node.op_type == "ConstantOfShape":

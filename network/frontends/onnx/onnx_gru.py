@@ -83,7 +83,7 @@ class ResetFirst:
                 f"{MOST_POSITIONS} positions, not {positions}"
             )
         wide = 3 * self.hidden
-        products = self._linear("input", x, wide, self.weights, self._biases("ih", 0, wide))
+        products = self._linear("input", x, wide, self.weights, self._biases(0, wide))
         state = initial or self._zeros(batch)
         found = [""] * positions
         order = range(positions)
@@ -98,8 +98,8 @@ class ResetFirst:
         gates, hidden = 2 * self.hidden, self.hidden
         source, values = self.recurrent
         of_gates = self._linear(
-            f"{at}.gates", state, gates, (f"{source}[gates]", values[:gates]),
-            self._biases("hh", 3 * hidden, gates, "gates"),
+            f"{at}.gates", state, gates, (source, values[:gates]),
+            self._biases(3 * hidden, gates),
         )  # fmt: skip
         own = self._add(f"{at}.gates_input", Slice(1, 0, gates), products)
         sums = self._add(f"{at}.sums", Binary("add"), own, of_gates)
@@ -108,8 +108,8 @@ class ResetFirst:
         reset = self._add(f"{at}.reset", Slice(1, hidden, gates), both)
         kept = self._add(f"{at}.reset_state", Binary("mul"), reset, state)
         of_new = self._linear(
-            f"{at}.new", kept, hidden, (f"{source}[new]", values[gates:]),
-            self._biases("hh", 3 * hidden + gates, hidden, "new"),
+            f"{at}.new", kept, hidden, (source, values[gates:]),
+            self._biases(3 * hidden + gates, hidden),
         )  # fmt: skip
         own = self._add(f"{at}.new_input", Slice(1, gates, gates + hidden), products)
         sums = self._add(f"{at}.new_sums", Binary("add"), own, of_new)
@@ -128,11 +128,11 @@ class ResetFirst:
         operator = Linear(wide, bias=bias is not None)
         return self.t.add(f"{self.name}.{name}", operator, x, values=values)
 
-    def _biases(self, role: str, first: int, count: int, part: str = "") -> Value | None:
+    def _biases(self, first: int, count: int) -> Value | None:
         if self.bias is None:
             return None
         source, values = self.bias
-        return f"{source}{role}{part}", values[first : first + count]
+        return source, values[first : first + count]
 
     def _zeros(self, batch: int) -> str:
         import numpy as np
@@ -188,9 +188,9 @@ def reset_first(
             t,
             own,
             hidden,
-            (f"{node.input[1]}[{d}]", t.weight(node, 1, "weight")[d]),
-            (f"{node.input[2]}[{d}]", t.weight(node, 2, "recurrent weight")[d]),
-            None if bias is None else (f"{node.input[3]}[{d}]", bias[d]),
+            (node.input[1], t.weight(node, 1, "weight")[d]),
+            (node.input[2], t.weight(node, 2, "recurrent weight")[d]),
+            None if bias is None else (node.input[3], bias[d]),
         )
         rows = [
             t.add(f"{each}.row", Reshape((batch, 1, hidden)), each)

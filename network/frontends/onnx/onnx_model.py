@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import warnings
 from collections import Counter
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from fpgapipe.network.frontends.onnx import (  # noqa: F401 (they register their
 )
 from fpgapipe.network.frontends.onnx.onnx_constants import Constants
 from fpgapipe.network.frontends.onnx.onnx_external import MAX_BYTES, read_external
+from fpgapipe.network.frontends.onnx.onnx_readings import ReadTwoWays
 from fpgapipe.network.frontends.onnx.onnx_translation import (
     DTYPES,
     HANDLERS,
@@ -73,7 +75,14 @@ def read_onnx(path: Path, batch: int | None = None) -> Graph:
     constants = Constants(onnx, model.graph, opset)
     _refuse_unsupported(path, model.graph, constants)
     inputs, batch = _bind_inputs(onnx, path, model.graph, constants, batch)
-    graph = _translate(path, model.graph, opset, constants, inputs, batch)
+    apart: frozenset[str] = frozenset()
+    while True:
+        try:
+            graph = _translate(path, model.graph, opset, constants, inputs, batch, apart)
+            break
+        except ReadTwoWays as error:
+            apart |= error.tensors
+            constants = Constants(onnx, model.graph, opset)
     return dataclasses.replace(graph, source=OnnxSource(path, graph.outputs))
 
 
@@ -205,11 +214,12 @@ def _translate(
     constants: Constants,
     inputs: dict[str, Tensor],
     batch: int,
+    apart: Collection[str],
 ) -> Graph:
     """Translate all nodes; faults are collected, except of nodes that depend on faulty ones."""
     consumers = Counter(name for node in graph.node for name in set(node.input))
     consumers.update(each.name for each in graph.output)
-    translation = Translation(path.stem, batch, opset, constants, graph, consumers)
+    translation = Translation(path.stem, batch, opset, constants, graph, consumers, apart)
     for name, tensor in inputs.items():
         translation.add_input(name, tensor)
     faults = []

@@ -194,15 +194,22 @@ def _leaky_relu(t: Translation, node: Any) -> None:
 
 @handles("PRelu")
 def _prelu(t: Translation, node: Any) -> None:
-    slope = t.weight(node, 1, "slope")
+    """Learn one slope, or one for each channel; any other slopes multiply what is below 0."""
+    slope, source = t.value(node, 1), node.input[1]
     shape = t.tensor(node.input[0]).shape
-    channels = shape[1] if len(shape) > 1 else 1
-    if slope.size not in (1, channels) or slope.size != max(slope.shape, default=1):
-        raise Unsupported(f"only a slope for each channel, not of shape {list(slope.shape)}")
-    import numpy as np
-
-    value = np.broadcast_to(slope.reshape(-1), (channels,))
-    t.first(node, Activation("prelu"), weight=(node.input[1], value))
+    if slope is not None:
+        sizes = (1,) * (len(shape) - slope.ndim) + slope.shape
+        alike = slope.size == 1 and len(shape) > 1
+        if alike or (len(shape) > 1 and sizes == (1, shape[1], *(1 for _ in shape[2:]))):
+            value = slope.reshape(-1)
+            if t.readings.can_own(source, value):
+                t.first(node, Activation("prelu", one_slope=alike), weight=(source, value))
+                return
+    x, name = t.layer(node.input[0]), node_name(node)
+    above = t.add(f"{name}.above", Activation("relu"), x)
+    below = t.add(f"{name}.below", Clamp(high=0.0), x)
+    below = t.add(f"{name}.slope", Binary("mul"), below, t.layer(source))
+    t.give(node, t.add(name, Binary("add"), above, below))
 
 
 @handles("Clip")
@@ -251,8 +258,32 @@ def _batch_norm(t: Translation, node: Any) -> None:
         role: (node.input[i], t.weight(node, i, role.replace("_", " ")))
         for i, role in enumerate(roles, 1)
     }
-    momentum = 1 - attributes.get("momentum", 0.9)
-    t.first(node, BatchNorm(attributes.get("epsilon", 1e-5), momentum), **values)
+    settings = attributes.get("epsilon", 1e-5), 1 - attributes.get("momentum", 0.9)
+    if t.readings.can_own_each(values["weight"], values["bias"]):
+        t.first(node, BatchNorm(*settings), **values)
+        return
+    # The layer's own scale and shift do nothing, and are not learned.
+    import numpy as np
+
+    name = node_name(node)
+    for role, number in (("weight", 1), ("bias", 0)):
+        own = f"%{name}.{role}"
+        t.builder.frozen.add(own)
+        values[role] = own, np.full_like(values[role][1], number)
+    layer = t.add(f"{name}.norm", BatchNorm(*settings), t.layer(node.input[0]), values=values)
+    scale, shift = (t.layer(each) for each in node.input[1:3])
+    t.give(node, _scaled_and_shifted(t, name, layer, scale, shift))
+
+
+def _scaled_and_shifted(t: Translation, name: str, layer: str, scale: str, shift: str) -> str:
+    """Add layers that multiply channels by a scale each, and add a shift to each."""
+    rest = (1 for _ in t.builder.tensor(layer).shape[2:])
+    shape = (t.builder.tensor(scale).elements, *rest)
+    for function, given in (("mul", scale), ("add", shift)):
+        numbers = t.add(f"{name}.{function}_numbers", Reshape(shape), given)
+        last = name if function == "add" else f"{name}.mul"
+        layer = t.add(last, Binary(function), layer, numbers)
+    return layer
 
 
 @handles("LayerNormalization")
@@ -261,16 +292,24 @@ def _layer_norm(t: Translation, node: Any) -> None:
     attributes = t.attributes(node)
     shape = t.tensor(node.input[0]).shape
     axes = len(shape) - normalise_axis(attributes.get("axis", -1), len(shape))
+    epsilon = attributes.get("epsilon", 1e-5)
     values = {"weight": (node.input[1], t.weight(node, 1, "scale"))}
     if t.operand(node, 2):
         values["bias"] = (node.input[2], t.weight(node, 2, "bias"))
-    epsilon = attributes.get("epsilon", 1e-5)
+    if not t.readings.can_own_each(*values.values()):
+        name = node_name(node)
+        layer = t.add(f"{name}.norm", LayerNorm(axes, epsilon, False), t.layer(node.input[0]))
+        layer = t.add(f"{name}.mul", Binary("mul"), layer, t.layer(node.input[1]))
+        if "bias" in values:
+            layer = t.add(name, Binary("add"), layer, t.layer(node.input[2]))
+        t.give(node, layer)
+        return
     t.first(node, LayerNorm(axes, epsilon, True, "bias" in values), **values)
 
 
 @handles("GroupNormalization", "InstanceNormalization")
 def _group_norm(t: Translation, node: Any) -> None:
-    """Normalisation of rows, then scales and shifts of channels."""
+    """Normalisation of rows, then scales and shifts of channels or groups."""
     attributes = t.attributes(node)
     samples, channels, *sizes = t.tensor(node.input[0]).shape
     groups = channels
@@ -280,12 +319,15 @@ def _group_norm(t: Translation, node: Any) -> None:
     epsilon = attributes.get("epsilon", 1e-5)
     rows = t.add(f"{name}.rows", Reshape((samples, groups, -1)), t.layer(node.input[0]))
     normal = t.add(f"{name}.norm", LayerNorm(1, epsilon, affine=False), rows)
-    layer = t.add(f"{name}.images", Reshape((samples, channels, *sizes)), normal)
-    for place, function in ((1, "mul"), (2, "add")):
-        shape = (channels, *(1 for _ in sizes))
-        number = t.add(f"{name}.{place}", Reshape(shape), t.layer(node.input[place]))
-        layer = t.add(f"{name}.{function}", Binary(function), layer, number)
-    t.give(node, layer)
+    images = Reshape((samples, channels, *sizes))
+    scale, shift = (t.layer(each) for each in node.input[1:3])
+    if node.op_type.startswith("Group") and t.opset < 21:
+        # A scale and a shift for each group, not for each channel.
+        layer = _scaled_and_shifted(t, f"{name}.groups", normal, scale, shift)
+        t.give(node, t.add(name, images, layer))
+        return
+    layer = t.add(f"{name}.images", images, normal)
+    t.give(node, _scaled_and_shifted(t, name, layer, scale, shift))
 
 
 @handles("LRN")

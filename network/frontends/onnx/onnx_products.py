@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from fpgapipe.errors import shown
 from fpgapipe.network.frontends.builder import Unsupported
 from fpgapipe.network.frontends.onnx.onnx_constants import MAX_FOLDED_ELEMENTS
+from fpgapipe.network.frontends.onnx.onnx_readings import Made, Value
 from fpgapipe.network.frontends.onnx.onnx_translation import (
     Translation,
     dtype_of,
@@ -169,12 +170,15 @@ def _gemm(t: Translation, node: Any) -> None:
     transposed = bool(attributes.get("transB", 0))
     if weight is not None and weight.ndim == 2:
         weight = weight if transposed else weight.T
+    if weight is not None and weight.ndim == 2 and _owns(t, node.input[1], weight, alpha):
         features = int(weight.shape[0])
-        fits = bias is not None and bias.shape in ((features,), (1, features))
-        values = {"weight": (node.input[1], _scaled(weight, alpha))}
-        if bias is not None and fits:
+        fits = False
+        values = {"weight": _scaled(node.input[1], weight, alpha)}
+        if bias is not None and bias.shape in ((features,), (1, features)):
             bias = bias.reshape(-1)
-            values["bias"] = (node.input[2], _scaled(bias, beta))
+            fits = _owns(t, node.input[2], bias, beta)
+        if bias is not None and fits:
+            values["bias"] = _scaled(node.input[2], bias, beta)
         layer = t.add(node_name(node), Linear(features, fits), a, values=values)
         if t.operand(node, 2) and not fits:
             layer = _plus(t, node, layer, beta)
@@ -191,15 +195,21 @@ def _gemm(t: Translation, node: Any) -> None:
     t.give(node, layer)
 
 
-def _scaled(value: NDArray[np.generic], factor: float) -> NDArray[np.generic]:
+def _owns(t: Translation, name: str, value: NDArray[np.generic], factor: float) -> bool:
+    """Whether a layer can own a weight times a number."""
+    return t.readings.can_own(name, value) and (factor == 1 or not t.readings.is_apart(name))
+
+
+def _scaled(name: str, value: NDArray[np.generic], factor: float) -> Value:
     """A weight times a number; a weight that is too large is refused."""
     if factor == 1:
-        return value
+        return name, value
     if value.size > MAX_FOLDED_ELEMENTS:
         raise Unsupported(f"a weight of {value.size} elements times {factor:g} is too large")
     import numpy as np
 
-    return np.multiply(value, factor, dtype=value.dtype)  # type: ignore[no-any-return]
+    product = np.multiply(value, factor, dtype=value.dtype)
+    return Made(name, product, value, f"times {factor!r}")
 
 
 def _plus(t: Translation, node: Any, layer: str, beta: float) -> str:
@@ -213,15 +223,24 @@ def _plus(t: Translation, node: Any, layer: str, beta: float) -> str:
 @handles("MatMul")
 def _matmul(t: Translation, node: Any) -> None:
     weight = t.value(node, 1)
-    if weight is None or weight.ndim != 2 or t.constants.is_constant(node.input[0]):
+    is_linear = weight is not None and weight.ndim == 2
+    if t.constants.is_constant(node.input[0]) or not is_linear:
         t.simple(node, MatMul())
         return
-    values = {"weight": (node.input[1], weight.T)}
+    assert weight is not None
+    if not t.readings.can_own(node.input[1], weight.T):
+        t.simple(node, MatMul())
+        return
+    values: dict[str, Value] = {"weight": (node.input[1], weight.T)}
     addition = t.sole_reader(node.output[0])
     if addition is not None and addition.op_type == "Add":
         other = next(name for name in addition.input if name != node.output[0])
         bias = t.constants.get(other)
-        if bias is not None and bias.shape == (weight.shape[1],):
+        if (
+            bias is not None
+            and bias.shape == (weight.shape[1],)
+            and t.readings.can_own(other, bias)
+        ):
             layer = t.first(node, Linear(int(weight.shape[1])), bias=(other, bias), **values)
             t.give(addition, layer)
             t.skip(addition)

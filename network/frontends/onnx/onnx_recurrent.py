@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from fpgapipe.network.frontends.builder import Unsupported
 from fpgapipe.network.frontends.onnx.onnx_constants import MAX_FOLDED_ELEMENTS
 from fpgapipe.network.frontends.onnx.onnx_gru import reset_first
+from fpgapipe.network.frontends.onnx.onnx_readings import Made
 from fpgapipe.network.frontends.onnx.onnx_translation import Translation, handles, node_name
 from fpgapipe.network.frontends.recurrent import (
     hidden_states,
@@ -84,8 +85,8 @@ def _layer(
             pairs.append(("bias_ih", 3, bias[d][:half]))
             pairs.append(("bias_hh", 3, bias[d][half:]))
         for role, index, value in pairs:
-            source = f"{node.input[index]}[{d}]{role}"
-            values[role + suffix] = (source, _reordered(value, hidden, gates))
+            own = _reordered(value, hidden, gates)
+            values[role + suffix] = Made(node.input[index], own, value, f"gates {gates}")
     return t.add(node_name(node), operator, x, *states, values=values)
 
 

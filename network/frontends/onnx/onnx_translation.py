@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
 from fpgapipe.network.frontends.builder import FrontendBuilder, Unsupported
 from fpgapipe.network.frontends.masks import Masks
 from fpgapipe.network.frontends.onnx.onnx_constants import Constants
+from fpgapipe.network.frontends.onnx.onnx_readings import Readings, Value
 from fpgapipe.network.graph import Graph, NetworkError
 from fpgapipe.network.operators import Constant, Operator
 from fpgapipe.network.operators.tensors import DType, ShapeError, Tensor
@@ -91,6 +92,8 @@ class Translation:
         The graph to translate.
     consumers : Counter
         Number of nodes (and graph outputs) that read each tensor.
+    apart : collection of str
+        Initializers that are read in several ways; see `onnx_readings`.
     """
 
     def __init__(
@@ -101,8 +104,10 @@ class Translation:
         constants: Constants,
         graph: Any,
         consumers: Counter[str],
+        apart: Collection[str] = (),
     ) -> None:
         self.builder = FrontendBuilder(name, batch)
+        self.readings = Readings(constants, apart)
         self.masks = Masks(self.builder)
         self.opset = opset
         self.constants = constants
@@ -242,6 +247,8 @@ class Translation:
             if value is None:
                 raise Unsupported(f"reads {name!r}, which no earlier node gives")
             moving = self.constants.moves(name)
+            if moving is None and self.readings.is_apart(name):
+                moving = self.makers.get(name)
             if moving is not None:
                 self.translate(moving)
                 return self._layers[name]
@@ -260,10 +267,32 @@ class Translation:
         name: str,
         operator: Operator,
         *inputs: str,
-        values: dict[str, tuple[str, NDArray[np.generic]]] | None = None,
+        values: Mapping[str, Value] | None = None,
     ) -> str:
-        """Add a layer; `values` as in `FrontendBuilder.add_with_values`."""
-        return self.builder.add_with_values(name, operator, *inputs, values=values or {})
+        """Add a layer.
+
+        Parameters
+        ----------
+        name, operator, *inputs
+            As for `FrontendBuilder.add_with_values`.
+        values : mapping, optional
+            For each role, the parameter's values. Layers that learn the same elements of a tensor
+            share them.
+        """
+        if not values:
+            return self.builder.add_with_values(name, operator, *inputs, values={})
+        specs = operator.parameters([self.builder.tensor(each) for each in inputs])
+        learned = {
+            spec.role
+            for spec in specs
+            if spec.trainable and values[spec.role][0] not in self.builder.frozen
+        }
+        keys = {
+            role: self.readings.key(role, value, learned=role in learned)
+            for role, value in values.items()
+        }
+        own = {role: (value[0], value[1]) for role, value in values.items()}
+        return self.builder.add_with_values(name, operator, *inputs, values=own, keys=keys)
 
     def fixed(self, name: str, value: NDArray[np.generic]) -> str:
         """Add a layer that gives fixed numbers."""
@@ -283,9 +312,7 @@ class Translation:
         """Translate a node to one layer with all its inputs."""
         self.give(node, self.add(node_name(node), operator, *self.layers(node)))
 
-    def first(
-        self, node: Any, operator: Operator, **values: tuple[str, NDArray[np.generic]]
-    ) -> str:
+    def first(self, node: Any, operator: Operator, **values: Value) -> str:
         """Translate a node to one layer with its first input; further ones are parameters."""
         layer = self.add(node_name(node), operator, self.layer(node.input[0]), values=values)
         self.give(node, layer)
