@@ -118,6 +118,15 @@ def test_single_modules(module):
     agrees(module, torch.randn(2, 4, 12, 12))
 
 
+@pytest.mark.parametrize("kind", [nn.AdaptiveAvgPool2d, nn.AdaptiveMaxPool2d])
+@pytest.mark.parametrize(
+    ("size", "wanted"), [((1, 1), (7, 7)), ((1, 5), (4, 1)), ((3, 2), (6, 4)), ((2, 1), (2, 3))]
+)
+def test_adaptive_pooling_to_more_than_there_is(kind, size, wanted):
+    """Windows of one element each do not mean that there is nothing to do."""
+    agrees(kind(wanted), torch.randn(2, 4, *size))
+
+
 @pytest.mark.parametrize(
     ("function", "shapes"),
     [

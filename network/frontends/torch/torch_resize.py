@@ -20,7 +20,6 @@ from fpgapipe.network.operators.axis_map import (
     selection,
     windows,
 )
-from fpgapipe.network.operators.reductions import is_global
 from fpgapipe.network.operators.tensors import normalise_axis
 
 if TYPE_CHECKING:
@@ -133,14 +132,14 @@ def _adaptive_pool(t: Translation, node: Node) -> None:
     found = [windows(size, want) for size, want in zip(sizes, wanted, strict=True)]
     kernel = tuple(max(end - begin for begin, end in each) for each in found)
     layer = t.layer(node["self"])
-    if all(each == 1 for each in kernel):
+    if list(wanted) == list(sizes):
         t.give(node, [layer, None] if function == "max" else layer)
         return
     even = [
         each == [(i * size, (i + 1) * size) for i in range(len(each))]
         for each, size in zip(found, kernel, strict=True)
     ]
-    if is_global(sizes, kernel):
+    if all(want == 1 for want in wanted):
         layer = t.add(node.name, GlobalPool(function), layer)
     elif all(even) or function == "max":
         for axis, each in enumerate(found, 2):
