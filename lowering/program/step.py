@@ -227,9 +227,9 @@ class StepBuilder(StepTensors):
         part = self._part
         for boundary in part.stage.before:
             value = part.values[boundary.value]
+            batch.layer = boundary.value
             here = batch.tensor(boundary.value, value.tensor.shape, value.tensor.format)
             batch.values[boundary.value] = replace(value, tensor=here)
-            batch.layer = boundary.value
             for kernel in part.value_comes(boundary, here, index):
                 batch.add(kernel)
         going = list(part.given)

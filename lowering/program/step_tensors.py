@@ -11,6 +11,7 @@ from fpgapipe.lowering.program.share import Share
 from fpgapipe.lowering.tiling.kernel import Tensor
 from fpgapipe.lowering.units.layouts import PLAIN
 from fpgapipe.lowering.units.network_units import layouts_of
+from fpgapipe.lowering.units.tensor_names import TensorNames
 from fpgapipe.lowering.units.weight_order import Order, order_of_weight
 
 if TYPE_CHECKING:
@@ -49,6 +50,7 @@ class StepTensors:
     graph, options, num_microbatches
     layouts : Layouts
         Layouts of all values of the network.
+    names : TensorNames
     tensors : dict of str to Tensor
     stored : dict of str to Stored
         The parameters.
@@ -67,6 +69,7 @@ class StepTensors:
         self.graph = graph
         self.options = options
         self.layouts = layouts_of(graph, units)
+        self.names = TensorNames(graph)
         self.num_microbatches = num_microbatches
         self.tensors: dict[str, Tensor] = {}
         self.stored: dict[str, Stored] = {}

@@ -104,14 +104,14 @@ def add_rescale(step: MicroBatch, layer: Layer, z: Tensor, y: Tensor) -> None:
     if not rescale.multipliers:
         bias = np.zeros(padded(channels), np.float32)
         bias[:channels] = rescale.bias
-        table = Tensor(f"{layer.name}.bias", (padded(channels),))
+        table = Tensor(step.owned(f"{layer.name}.bias"), (padded(channels),))
         step.fix(table, bias)
         step.add(activation.add_bias(layer.name, z, table, y, step.region))
         return
     constants = constants_of(rescale)
     tables = {}
     for name, contents in int8.tables_of(constants, channels).items():
-        tables[name] = Tensor(f"{layer.name}.{name}", contents.shape)
+        tables[name] = Tensor(step.owned(f"{layer.name}.{name}"), contents.shape)
         step.fix(tables[name], contents)
     step.add(int8.rescale(layer.name, z, y, constants, tables, rescale.range, step.region))
 
@@ -301,7 +301,7 @@ class DequantiseUnit(InferenceUnit):
             return y
         table = np.zeros((2, padded(len(scales))), np.float32)
         table[1, : len(scales)] = scales
-        tensor = Tensor(f"{self.name}.scales", table.shape)
+        tensor = Tensor(step.owned(f"{self.name}.scales"), table.shape)
         step.fix(tensor, table)
         channels = len(scales)
         step.add(int8.dequantise(self.name, matrix(x, channels), matrix(y, channels), tensor,

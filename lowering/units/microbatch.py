@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from fpgapipe.lowering.units.gradient_parts import Stretch
     from fpgapipe.lowering.units.layouts import Layouts, Value
     from fpgapipe.lowering.units.step_options import StepOptions
+    from fpgapipe.lowering.units.tensor_names import TensorNames
     from fpgapipe.network.graph import Graph, Layer
 
 
@@ -94,6 +95,7 @@ class Builder(Protocol):
     memory: MemorySpec
     options: StepOptions
     layouts: Layouts
+    names: TensorNames
     tensors: dict[str, Tensor]
     stored: dict[str, Stored]
     random_key: int
@@ -260,12 +262,20 @@ class MicroBatch:
 
     # ------------------------------------------------------------------ tensors
 
+    def owned(self, name: str) -> str:
+        """Name of a tensor of the present layer, which all micro-batches share."""
+        return self._builder.names.inner(self.layer, name)
+
     def named(self, name: str) -> str:
-        """Name of a tensor in the slot of this micro-batch."""
-        return self._builder.in_slot(name, self.slot)
+        """Name of a tensor of the present layer in the slot of this micro-batch.
+
+        The layer's own name is that of its result.
+        """
+        own = self._builder.names.value(name) if name == self.layer else self.owned(name)
+        return self._builder.in_slot(own, self.slot)
 
     def tensor(self, name: str, shape: tuple[int, ...], element: ElementFormat) -> Tensor:
-        """Declare a new tensor in the slot of this micro-batch."""
+        """Declare a new tensor of the present layer; see `named`."""
         return self.declare(Tensor(self.named(name), shape, element))
 
     def declare(self, tensor: Tensor) -> Tensor:
@@ -288,13 +298,13 @@ class MicroBatch:
         return self._builder.tensors[self.named(name)]
 
     def activation(self, name: str, shape: tuple[int, ...]) -> Tensor:
-        """Declare a tensor of activations or of their gradients.
+        """Declare a tensor of activations or of their gradients; see `named`.
 
         An output of the network is FP32, and each micro-batch has its own tensor for it. If its
         layout is not the one that the host reads, `deliver` copies it into another tensor of that
         name.
         """
-        if name not in self.graph.outputs:
+        if name != self.layer or name not in self.graph.outputs:
             return self.tensor(name, shape, self.options.activations)
         leaving = self.graph.layers[name].output.shape
         if self._builder.layouts.values[name] != host_layout(leaving):

@@ -38,6 +38,7 @@ from fpgapipe.lowering.units.layers import (  # noqa: F401, register units
 from fpgapipe.lowering.units.layers.dropout_unit import DropoutUnit
 from fpgapipe.lowering.units.layouts import Layout, Layouts, host_layout
 from fpgapipe.lowering.units.registry import Surroundings, unit_of
+from fpgapipe.lowering.units.tensor_names import TensorNames
 from fpgapipe.lowering.units.unit import Unit
 from fpgapipe.lowering.units.weight_order import order_of_weight
 from fpgapipe.network import operators as ops
@@ -129,7 +130,7 @@ def refusals_of(
             found.append(each)
         else:
             found += _refused(each.layers[0], partial(each.check, train=train))
-    found += _of_shared(graph)
+    found += [*_of_shared(graph), *_of_names(graph)]
     refused = {each.layer for each in found}
     for output in graph.outputs if train else ():
         if output not in refused and (outputs is None or output in outputs):
@@ -186,6 +187,16 @@ def _of_inputs(graph: Graph) -> Iterator[Refusal]:
         elif is_index and len(tensor.shape) > MOST_INDEX_AXES:
             reason = f"must have at most {MOST_INDEX_AXES} axes of indices, not {len(tensor.shape)}"
             yield Refusal(name, "input", reason)
+
+
+def _of_names(graph: Graph) -> Iterator[Refusal]:
+    """Refuse inputs and outputs that the host could not find by their names."""
+    names = TensorNames(graph)
+    for name in (*graph.inputs, *graph.outputs):
+        if names.is_taken(name):
+            kind = graph.layers[name].op if name in graph.layers else "input"
+            reason = "needs another name; this one is that of a parameter or of the step's tensors"
+            yield Refusal(name, kind, reason)
 
 
 def _of_shared(graph: Graph) -> Iterator[Refusal]:

@@ -53,7 +53,7 @@ class SelectUnit(Unit):
         """Add the rows with a single one."""
         count, entries = self.in_shape[0], len(self._indices)
         step.fix(row_numbers(count), row_numbers_content(count))
-        indices = Tensor(f"{self.name}.indices", (entries,), FP32)
+        indices = Tensor(step.owned(f"{self.name}.indices"), (entries,), FP32)
         step.fix(indices, np.array(self._indices, np.float32))
         rows = step.tensor(name, (entries, count), step.options.activations)
         step.add(one_hot(rows.name, indices, rows, step.region))

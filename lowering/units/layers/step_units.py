@@ -186,7 +186,7 @@ class NormUnit(Unit):
         gamma, beta, mean, variance = (each for each in found if each is not None)
         x = matrix(step.take(self, layer.inputs[0]), self.in_shape[1])
         return normalisation.BatchNorm(
-            step.named(layer.name), x, gamma, beta, mean, variance, operator.epsilon,
+            step.named(f"{layer.name}.norm"), x, gamma, beta, mean, variance, operator.epsilon,
             operator.momentum,
         )  # fmt: skip
 
