@@ -33,11 +33,32 @@ class NetworkError(UserError):
 class Parameter:
     """A parameter tensor of a layer, with its name in the whole network.
 
-    Two layers that share a parameter (tied weights) use the same name.
+    Two layers that share a parameter (tied weights) use the same name. Values under this name have
+    the layout of the network's source.
+
+    Parameters
+    ----------
+    name : str
+    spec : ParameterSpec
+        The parameter as the layer's operator reads it.
+    order : tuple of int
+        Axis `i` of what the operator reads is axis ``order[i]`` of the values under this name;
+        empty if the axes are in the same order.
     """
 
     name: str
     spec: ParameterSpec
+    order: tuple[int, ...] = ()
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of the values under this name."""
+        return tuple(self.spec.shape[axis] for axis in self.back) or self.spec.shape
+
+    @property
+    def back(self) -> tuple[int, ...]:
+        """The inverse of `order`; empty like it."""
+        return tuple(sorted(range(len(self.order)), key=self.order.__getitem__))
 
 
 @dataclass(frozen=True)
@@ -101,6 +122,11 @@ class Layer:
             for each, would in zip(self.parameters, learned, strict=True)
             if would and not each.spec.trainable
         )
+
+    @property
+    def orders(self) -> dict[str, tuple[int, ...]]:
+        """Orders of axes by the parameters' roles, where they are not those of the values."""
+        return {each.spec.role: each.order for each in self.parameters if each.order}
 
     @property
     def features(self) -> int:
@@ -325,7 +351,7 @@ class GraphBuilder:
         self.batch = batch
         self._inputs: dict[str, Tensor] = {}
         self._layers: dict[str, Layer] = {}
-        self._parameters: dict[str, ParameterSpec] = {}
+        self._parameters: dict[str, Parameter] = {}
         self._values: dict[str, NDArray[np.generic]] = {}
         self._numbers: dict[str, int] = {}
 
@@ -355,6 +381,7 @@ class GraphBuilder:
         *inputs: str,
         shared: Mapping[str, str] | None = None,
         frozen: Collection[str] = (),
+        orders: Mapping[str, tuple[int, ...]] | None = None,
     ) -> str:
         """Add a layer; return its name, which is also that of its output.
 
@@ -371,6 +398,8 @@ class GraphBuilder:
             parameter. Other parameters are named by the layer's name, a dot and the role.
         frozen : collection of str
             Roles of parameters that training leaves unchanged.
+        orders : mapping, optional
+            Orders of axes by role; see `Parameter`.
 
         Raises
         ------
@@ -392,16 +421,26 @@ class GraphBuilder:
                 for spec in operator.parameters(tensors)
             ]
             parameters = tuple(
-                Parameter((shared or {}).get(spec.role, f"{name}.{spec.role}"), spec)
+                Parameter(
+                    (shared or {}).get(spec.role, f"{name}.{spec.role}"),
+                    spec,
+                    tuple((orders or {}).get(spec.role, ())),
+                )
                 for spec in specs
             )
             _refuse_two_roles(parameters)
             for parameter in parameters:
                 Tensor(parameter.spec.shape)
-                known = self._parameters.setdefault(parameter.name, parameter.spec)
-                if known.elements != parameter.spec.elements:
+                axes = range(len(parameter.spec.shape))
+                if parameter.order and sorted(parameter.order) != [*axes]:
                     raise ShapeError(
-                        f"{parameter.spec.role} of shape {list(parameter.spec.shape)} cannot share "
+                        f"order {list(parameter.order)} of {parameter.name!r} is no permutation of "
+                        f"{len(axes)} axes"
+                    )
+                known = self._parameters.setdefault(parameter.name, parameter)
+                if known.spec.elements != parameter.spec.elements:
+                    raise ShapeError(
+                        f"{parameter.spec.role} of shape {list(parameter.shape)} cannot share "
                         f"{parameter.name!r} of shape {list(known.shape)}"
                     )
         except ShapeError as error:
@@ -417,10 +456,10 @@ class GraphBuilder:
         NetworkError
             If the value does not have the parameter's shape.
         """
-        spec = self._parameters[parameter]
-        if value.shape != spec.shape:
+        shape = self._parameters[parameter].shape
+        if value.shape != shape:
             raise NetworkError(
-                f"{self.name}: {parameter!r} has shape {list(spec.shape)}, its value has "
+                f"{self.name}: {parameter!r} has shape {list(shape)}, its value has "
                 f"{list(value.shape)}"
             )
         self._values[parameter] = value

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import cache
-from typing import Any
+from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
@@ -34,6 +34,7 @@ class _Layer(_Part):
     inputs: tuple[str, ...] = Field(strict=False)
     parameters: dict[str, str]
     frozen: tuple[str, ...] = Field((), strict=False)
+    orders: dict[str, Annotated[tuple[int, ...], Field(strict=False)]] = Field({})
 
 
 class _Network(_Part):
@@ -60,6 +61,7 @@ def to_json(graph: Graph) -> str:
                 inputs=layer.inputs,
                 parameters={each.spec.role: each.name for each in layer.parameters},
                 frozen=tuple(layer.frozen),
+                orders=layer.orders,
             )
         )
     network = _Network(
@@ -101,6 +103,7 @@ def from_json(text: str) -> Graph:
             *layer.inputs,
             shared=layer.parameters,
             frozen=layer.frozen,
+            orders=layer.orders,
         )
     graph = builder.build(network.outputs, network.auxiliary)
     names = {each.name for layer in graph.layers.values() for each in layer.parameters}

@@ -44,7 +44,10 @@ def initial_parameters(graph: Graph, seed: int) -> dict[str, NDArray[np.float32]
             else:
                 keeps = len(shape) > 1 and layer.name in rectified
                 limit = math.sqrt((6 if keeps else 1) / fan_in)
-                found[parameter.name] = rng.uniform(-limit, limit, shape).astype(np.float32)
+                drawn = rng.uniform(-limit, limit, shape).astype(np.float32)
+                found[parameter.name] = (
+                    drawn.transpose(parameter.back) if parameter.order else drawn
+                )
     return found
 
 

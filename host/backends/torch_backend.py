@@ -129,7 +129,7 @@ class TorchBackend(StepRunner):
             p.name: p.spec.trainable for layer in graph.layers.values() for p in layer.parameters
         }
         self._state = self._places(
-            {p.name: p.spec.shape for layer in graph.layers.values() for p in layer.parameters}
+            {p.name: p.shape for layer in graph.layers.values() for p in layer.parameters}
         )
         for name in self._trains:
             self._set(name, parameters)

@@ -19,7 +19,7 @@ from torch.nn import functional
 
 from fpgapipe.host.backends.torch_mx import Product, TransposedProduct
 from fpgapipe.host.backends.torch_recurrent import recurrent
-from fpgapipe.host.backends.torch_reference import run_layer_late, with_gradients_of
+from fpgapipe.host.backends.torch_reference import arranged, run_layer_late, with_gradients_of
 from fpgapipe.host.backends.torch_volumes import convolved_volumes, transposed_volumes
 from fpgapipe.hw.hls_models.numerics.element_format import BF16, ElementFormat
 from fpgapipe.lowering.products.conv import ConvSpec
@@ -186,9 +186,9 @@ class CoreNumbers:
                             leaf = value
                         else:
                             leaf = backward[parameter.name].detach()
-                            late[parameter.spec.role] = leaf
+                            late[parameter.spec.role] = arranged(parameter, leaf.requires_grad_())
                         parameters[parameter.name] = leaf.requires_grad_()
-                    roles[parameter.spec.role] = value
+                    roles[parameter.spec.role] = arranged(parameter, value)
                 is_product = isinstance(layer.operator, ops.Conv | ops.Linear)
                 if is_product and not isinstance(unit, DepthwiseUnit):
                     layout = self._layouts.wanted[unit.name][layer.inputs[0]]

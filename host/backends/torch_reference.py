@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from fpgapipe.errors import UserError
 from fpgapipe.host.backends.torch_integers import INTEGER_RUNS
 from fpgapipe.network import operators as ops
-from fpgapipe.network.graph import Graph, Layer
+from fpgapipe.network.graph import Graph, Layer, Parameter
 from fpgapipe.network.operators.tensors import Tensor
 from fpgapipe.network.operators.windows import Padding
 from fpgapipe.optional import require
@@ -49,6 +49,11 @@ def initial_weights(graph: Graph) -> dict[str, torch.Tensor]:
     return {name: torch.from_numpy(np.array(graph.values[name])) for name in names}
 
 
+def arranged(parameter: Parameter, value: torch.Tensor) -> torch.Tensor:
+    """A parameter's values with the axes in the order in which a layer reads them."""
+    return value.permute(parameter.order) if parameter.order else value
+
+
 def forward(
     graph: Graph,
     weights: Weights,
@@ -80,13 +85,17 @@ def forward(
         Every layer's output, by the layer's name.
     """
     results: dict[str, Any] = dict(inputs)
+    backward = backward or {}
     for layer in graph.layers.values():
-        own = {p.spec.role: weights[p.name] for p in layer.parameters}
+        own = {p.spec.role: arranged(p, weights[p.name]) for p in layer.parameters}
         args = [results[name] for name in layer.inputs]
         if factors and layer.name in factors:
             results[layer.name] = args[0] * factors[layer.name]
         else:
-            late = {p.spec.role: (backward or {}).get(p.name) for p in layer.parameters}
+            late: dict[str, torch.Tensor | None] = {
+                p.spec.role: arranged(p, backward[p.name]) if p.name in backward else None
+                for p in layer.parameters
+            }
             results[layer.name] = run_layer_late(layer, own, late, args, training=training)
     return {name: results[name] for name in graph.layers}
 

@@ -419,14 +419,12 @@ class _Module(_Side):
         ours = self.learned()
         faults = []
         for name in ours:
-            order = self.source.orders.get(name)
             if name not in own:
                 faults.append(f"it learns {name!r}, which the module does not have")
             elif not own[name].requires_grad:
                 faults.append(f"it learns {name!r}, which is frozen")
             elif name in self.graph.values:
                 value = own[name].detach()
-                value = value.permute(order) if order else value
                 first = torch.from_numpy(self.graph.values[name].copy()).to(value.dtype)
                 if first.shape != value.shape or not torch.equal(first, value):
                     faults.append(f"{name!r} does not begin with the module's values")
@@ -496,8 +494,6 @@ class _Module(_Side):
             if value is None:
                 weights[name] = first.to(self.dtype) if first.is_floating_point() else first
                 continue
-            order = self.source.orders.get(name)
-            value = value.permute(order) if order else value
             if value.shape != first.shape:
                 raise _NotRun(f"{name!r} has another shape in the module")
             weights[name] = value.contiguous()
@@ -566,8 +562,6 @@ class _Module(_Side):
                 if id(own[name]) not in seen and float(value.norm()) > FLOOR[self.precision] * size:
                     self.errors.setdefault("gradients", {})[name] = float("inf")
                 continue
-            order = self.source.orders.get(name)
-            value = value.permute(order) if order else value
             self.held("gradients", name, ours[name], value, FLOOR[self.precision] * size)
         for name, value in ours.items():
             if name not in theirs:

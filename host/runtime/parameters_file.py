@@ -33,7 +33,7 @@ def read_parameters(path: Path, graph: Graph) -> dict[str, NDArray[np.float32]]:
         If the file is neither, or a parameter is missing, has another shape or is not finite.
     """
     wanted = {
-        parameter.name: parameter.spec.shape
+        parameter.name: parameter.shape
         for layer in graph.layers.values()
         for parameter in layer.parameters
     }

@@ -41,4 +41,19 @@ def stored_as(
         split = (*rest, *sizes)
         order = (*range(len(rest)), *(len(rest) + axis for axis in moved))
     tensor = Tensor(parameter.name, tuple(split[axis] for axis in order))
-    return Stored(parameter.spec.trainable, tensor, shape, split, order, part)
+    if not parameter.order:
+        return Stored(parameter.spec.trainable, tensor, shape, split, order, part)
+    # The axes of the parameter's own layout; the last one that the layer reads may be two here.
+    pieces = [[axis] for axis in range(len(shape) - 1)]
+    pieces.append(list(range(len(shape) - 1, len(split))))
+    moved = [axis for own in parameter.back for axis in pieces[own]]
+    if part:
+        part = (parameter.order[part[0]], *part[1:])
+    return Stored(
+        parameter.spec.trainable,
+        tensor,
+        parameter.shape,
+        tuple(split[axis] for axis in moved),
+        tuple(moved.index(axis) for axis in order),
+        part,
+    )

@@ -371,7 +371,9 @@ def _add_layer(local: _Local, layer: Layer, cut: Cut) -> None:
         batch = local.graph.batch or 1
         operator = with_samples(layer, batch, batch * count)
     names = {each.spec.role: each.name for each in layer.parameters}
-    local.builder.add(layer.name, operator, *inputs, shared=names, frozen=layer.frozen)
+    local.builder.add(
+        layer.name, operator, *inputs, shared=names, frozen=layer.frozen, orders=layer.orders
+    )
     local.spreads[layer.name] = spread
     if not local.computes(layer.name):
         return  # another stage's layer may share a parameter
@@ -393,13 +395,18 @@ def _add_summand(local: _Local, layer: Layer, source: str) -> None:
     own = wanted if local.builder.is_free(wanted) else local.builder.fresh_name(wanted)
     weight = {"weight": names["weight"]}
     local.builder.add(
-        own, replace(operator, bias=False), source, shared=weight, frozen=layer.frozen
+        own,
+        replace(operator, bias=False),
+        source,
+        shared=weight,
+        frozen=layer.frozen,
+        orders=layer.orders,
     )
     local.own.add(own)
     sizes = sizes_of(layer.output.shape[1], local.member.num_devices)
     total = Scatter(local.member, local.next_number(), sizes, "bias" in names)
     rest = {role: name for role, name in names.items() if role != "weight"}
-    local.builder.add(layer.name, total, own, shared=rest, frozen=layer.frozen)
+    local.builder.add(layer.name, total, own, shared=rest, frozen=layer.frozen, orders=layer.orders)
     local.spreads[layer.name] = _Spread(Cut.CHANNELS, sizes)
     for parameter in layer.parameters:
         if local.cuts.setdefault(parameter.name, Cut.INPUTS) is not Cut.INPUTS:

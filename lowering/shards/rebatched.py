@@ -50,7 +50,14 @@ def rebatched(graph: Graph, batch: int) -> Graph:
         shape = layer.output.shape
         operator = with_samples(layer, graph.batch, batch)
         names = {each.spec.role: each.name for each in layer.parameters}
-        builder.add(layer.name, operator, *layer.inputs, shared=names, frozen=layer.frozen)
+        builder.add(
+            layer.name,
+            operator,
+            *layer.inputs,
+            shared=names,
+            frozen=layer.frozen,
+            orders=layer.orders,
+        )
         if builder.tensor(layer.name).shape != (batch, *shape[1:]):
             raise NotImplementedError(f"layer {layer.name!r} has no samples that could be shared")
     return builder.build(graph.outputs, graph.auxiliary)

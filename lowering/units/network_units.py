@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from fpgapipe.network.graph import Graph, Layer
+    from fpgapipe.network.graph import Graph, Layer, Parameter
 
 MOST_INDEX_AXES = 3
 """Most axes of an input of indices; with four, it would lie in memory as images do."""
@@ -199,19 +199,25 @@ def _of_names(graph: Graph) -> Iterator[Refusal]:
             yield Refusal(name, kind, reason)
 
 
+def _read_as(parameter: Parameter) -> str:
+    """How a layer reads a parameter."""
+    order = f" (axes {list(parameter.order)})" if parameter.order else ""
+    return f"{list(parameter.spec.shape)}{order}"
+
+
 def _of_shared(graph: Graph) -> Iterator[Refusal]:
     """Refuse layers that share a parameter but expect it in different shapes or orders."""
-    first: dict[str, tuple[Layer, tuple[int, ...]]] = {}
+    first: dict[str, tuple[Layer, Parameter]] = {}
     for layer in graph.layers.values():
         for parameter in layer.parameters:
-            shape = parameter.spec.shape
-            owner, expected = first.setdefault(parameter.name, (layer, shape))
-            if shape != expected:
+            owner, expected = first.setdefault(parameter.name, (layer, parameter))
+            if parameter.spec.shape != expected.spec.shape or parameter.order != expected.order:
                 yield Refusal(
                     layer.name,
                     layer.op,
-                    f"parameter {parameter.name!r} must have one shape in all layers that share "
-                    f"it, not {list(shape)} here and {list(expected)} in {owner.name!r}",
+                    f"parameter {parameter.name!r} must have one shape and order in all layers "
+                    f"that share it, not {_read_as(parameter)} here and {_read_as(expected)} in "
+                    f"{owner.name!r}",
                 )
                 continue
             own, other = (

@@ -46,6 +46,8 @@ class FrontendBuilder(GraphBuilder):
         self._own_names = frozenset(own_names)
         self.frozen: set[str] = set()
         """Weights that the source does not train."""
+        self.orders: dict[str, tuple[int, ...]] = {}
+        """Weights whose axes the layers that read them need in another order; see `Parameter`."""
 
     def add_with_values(
         self,
@@ -82,11 +84,17 @@ class FrontendBuilder(GraphBuilder):
             own = source if source in self._own_names else f"{name}.{role}"
             names[role] = self._owners.get(keys[role]) or new.setdefault(keys[role], own)
         frozen = [role for role, (source, _) in values.items() if source in self.frozen]
-        self.add(name, operator, *inputs, shared=names, frozen=frozen)
+        orders = {
+            role: self.orders[source]
+            for role, (source, _) in values.items()
+            if source in self.orders
+        }
+        self.add(name, operator, *inputs, shared=names, frozen=frozen, orders=orders)
         for role, (source, value) in values.items():
             if keys[role] not in self._owners:
                 self._owners[keys[role]] = names[role]
-                self.set_value(names[role], value)
+                back = self._parameters[names[role]].back
+                self.set_value(names[role], value.transpose(back) if back else value)
                 _refuse_no_numbers(source, value, fixed=source in self.frozen)
         return name
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,16 +22,12 @@ class TorchSource:
         computes as in training. None for other modules.
     outputs : tuple of str
         Names of the layers that give the module's results.
-    orders : mapping of str to tuple of int
-        Parameters whose axes have another order in the network: axis `i` of the network's parameter
-        is axis ``order[i]`` of the module's.
     """
 
     module: Any
     inputs: tuple[Any, ...]
     fixed_training: bool | None
     outputs: tuple[str, ...]
-    orders: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -156,7 +156,9 @@ def test_the_padding_of_an_embedding_is_not_learned():
 def test_a_product_with_a_matrix_is_a_linear_layer():
     _, graph = imported(lambda s, x: x @ s.w, w=weight(6, 3))
     assert [layer.op for layer in graph.layers.values()] == ["linear"]
-    assert graph.source.orders == {"w": (1, 0)}
+    (parameter,) = graph.layers["matmul"].parameters
+    assert (parameter.name, parameter.order, parameter.spec.shape) == ("w", (1, 0), (3, 6))
+    assert parameter.shape == graph.values["w"].shape == (6, 3)
 
 
 def test_frozen_parameters_stay_frozen_also_in_a_file():

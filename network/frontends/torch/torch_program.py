@@ -72,10 +72,10 @@ def from_torch(source: Any, *, name: str) -> Graph:
     torch = require("torch", f"reading {name}")
     if isinstance(source, torch.export.ExportedProgram):
         training = _trains(source)
-        graph, orders = _translated(torch, source, name, training=training)
+        graph = _translated(torch, source, name, training=training)
         inputs = tuple(source.example_inputs[0]) if source.example_inputs else ()
         module = source.module(check_guards=False)
-        kept = TorchSource(module, inputs, training, graph.outputs, orders)
+        kept = TorchSource(module, inputs, training, graph.outputs)
         return dataclasses.replace(graph, source=kept, aliases=_aliases(module, graph))
     if isinstance(source, torch.nn.Module):
         raise NetworkError(f"{name}: a module alone has no shapes; return (module, example_inputs)")
@@ -95,21 +95,10 @@ def from_torch(source: Any, *, name: str) -> Graph:
     )
 
 
-def _translated(
-    torch: Any, program: Any, name: str, *, training: bool
-) -> tuple[Graph, dict[str, tuple[int, ...]]]:
-    """Translate an exported program; see `Translation`.
-
-    Returns
-    -------
-    graph : Graph
-    orders : dict
-        Parameters whose axes have another order; see the attribute of the same name of
-        `fpgapipe.network.frontends.source.TorchSource`.
-    """
+def _translated(torch: Any, program: Any, name: str, *, training: bool) -> Graph:
+    """Translate an exported program; see `Translation`."""
     try:
-        translation = Translation(torch, program, name, training)
-        return translation.run(), translation.orders
+        return Translation(torch, program, name, training).run()
     except ShapeError as error:
         raise NetworkError(f"{name}: {error}") from None
 
@@ -119,12 +108,10 @@ def _of_module(torch: Any, module: Any, inputs: tuple[Any, ...], name: str) -> G
     modes = {each: each.training for each in module.modules()}
     try:
         training_modes(module, modes)
-        graph, orders = _translated(
-            torch, _exported(torch, module, inputs, name), name, training=True
-        )
+        graph = _translated(torch, _exported(torch, module, inputs, name), name, training=True)
         module.eval()
         program = _exported(torch, module, inputs, name)
-        evaluation, _ = _translated(torch, program, name, training=False)
+        evaluation = _translated(torch, program, name, training=False)
         auxiliary = auxiliary_outputs(graph, evaluation)
     finally:
         for each, training in modes.items():
@@ -133,7 +120,7 @@ def _of_module(torch: Any, module: Any, inputs: tuple[Any, ...], name: str) -> G
         graph,
         auxiliary=auxiliary,
         aliases=_aliases(module, graph),
-        source=TorchSource(module, inputs, None, graph.outputs, orders),
+        source=TorchSource(module, inputs, None, graph.outputs),
     )
 
 

@@ -58,8 +58,6 @@ class Translation:
         self._results: dict[Any, Any] = {}  # node to layer's name, torch.Tensor, or list of them
         self._weights: dict[Any, str] = {}  # weight's node to its name in the module
         self._learned: dict[Any, frozenset[str]] = {}  # known node to parameters it depends on
-        self.orders: dict[str, tuple[int, ...]] = {}
-        """Parameters whose axes have another order than in the module, and that order."""
         self._aliases = Aliases(torch, program.graph)
         signature = program.graph_signature
         sources = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}
@@ -390,7 +388,7 @@ class Translation:
         if value is result:  # the node's value was not overwritten since
             return layer
         source = self._source(node)
-        if source in self.orders:
+        if source in self.builder.orders:
             raise Unsupported(f"{source!r} is also used with its axes in another order")
         layer = self._constant(self._weights.get(node, node.name), source, result, bool(learned))
         self._constants[node] = result, layer
@@ -499,7 +497,7 @@ class Translation:
                         f"its {what} is {source!r} with its axes in another order, and it is used "
                         "elsewhere"
                     )
-                self.orders[source] = order
+                self.builder.orders[source] = order
             else:
                 source = f"{source}.{order}"  # becomes a constant of its own
                 self.builder.frozen.add(source)
