@@ -45,9 +45,17 @@ difference above 1e-6. In FP32, rounding alone reaches 1e-4.
 """
 
 FLOOR = {"float64": 1e-6, "float32": 1e-3}
-"""Least norm against which a gradient's error is measured, relative to the largest gradient.
+"""Least norm against which an error is measured.
 
-The gradient of a bias in front of a batch normalisation is zero but for rounding errors.
+That of a gradient is relative to the largest gradient; that of a result is absolute. The gradient
+of a bias in front of a batch normalisation is zero but for rounding errors.
+"""
+
+ZERO = {"float64": 1e-5, "float32": 1e-2}
+"""Least norm against which a gradient's error is measured, relative to the weights of the results.
+
+All gradients of a network are zero but for rounding errors if it ends with the normalisation of
+single values, say.
 """
 
 
@@ -247,6 +255,33 @@ def _own_state(torch: Any, precision: str) -> Iterator[None]:
         finally:
             torch.set_default_dtype(before)
             torch.backends.mha.set_fastpath_enabled(fast)
+
+
+def _own_epsilons(torch: Any, module: Any) -> Any:
+    """A context in which RMS norms without an epsilon have that of the module's own element type.
+
+    PyTorch takes the distance between 1 and the next number of the type in which it computes.
+    """
+    from torch.overrides import TorchFunctionMode
+
+    types = (each.dtype for each in module.parameters() if each.is_floating_point())
+    epsilon = torch.finfo(next(types, torch.float32)).eps
+    norms = (torch.nn.functional.rms_norm, torch.rms_norm, torch.ops.aten.rms_norm.default)
+
+    class OwnEpsilons(TorchFunctionMode):  # type: ignore[misc]
+        def __torch_function__(
+            self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            given = kwargs or {}
+            if function not in norms:
+                return function(*args, **given)
+            names = ("input", "normalized_shape", "weight", "eps")
+            given = {"weight": None, "eps": None, **dict(zip(names, args, strict=False)), **given}
+            if given["eps"] is None:
+                given["eps"] = epsilon
+            return function(*(given[name] for name in names))
+
+    return OwnEpsilons()
 
 
 class _Side:
@@ -510,14 +545,15 @@ class _Module(_Side):
         }
         torch.manual_seed(index)
         try:
-            expected = self._flat(
-                torch.func.functional_call(
-                    self.source.module,
-                    self._by_every_place(state),
-                    self._arguments(given),
-                    tie_weights=False,
+            with _own_epsilons(torch, self.source.module):
+                expected = self._flat(
+                    torch.func.functional_call(
+                        self.source.module,
+                        self._by_every_place(state),
+                        self._arguments(given),
+                        tie_weights=False,
+                    )
                 )
-            )
         except Exception as error:  # any error of the module in this precision
             raise _NotRun(
                 f"the module does not run in {self.precision}: {_first_line(error)}"
@@ -539,7 +575,7 @@ class _Module(_Side):
                 f"{len(expected)}"
             )
         for name, one, two in zip(outputs, found, expected, strict=True):
-            self.held(mode, name, one, two)
+            self.held(mode, name, one, two, FLOOR[self.precision])
         if training:
             theirs = self._by_every_name(state)
             own = {name: each for name, each in theirs.items() if each.requires_grad}
@@ -553,38 +589,44 @@ class _Module(_Side):
     ) -> None:
         """Compare the gradients of a randomly weighted sum of all results."""
         torch = self.torch
-        theirs = self._gradients(expected, own)
-        ours = self._gradients(found, leaves)
+        theirs, weight = self._gradients(expected, own)
+        ours, _ = self._gradients(found, leaves)
         size = max((float(each.norm()) for each in theirs.values()), default=0.0)
+        least = max(FLOOR[self.precision] * size, ZERO[self.precision] * weight)
         seen = {id(own[name]) for name in ours if name in own}
         for name, value in theirs.items():
             if name not in ours:
-                if id(own[name]) not in seen and float(value.norm()) > FLOOR[self.precision] * size:
+                if id(own[name]) not in seen and float(value.norm()) > least:
                     self.errors.setdefault("gradients", {})[name] = float("inf")
                 continue
-            self.held("gradients", name, ours[name], value, FLOOR[self.precision] * size)
+            self.held("gradients", name, ours[name], value, least)
         for name, value in ours.items():
             if name not in theirs:
-                self.held("gradients", name, value, torch.zeros_like(value))
+                self.held("gradients", name, value, torch.zeros_like(value), least)
 
-    def _gradients(self, results: list[Any], leaves: dict[str, Any]) -> dict[str, Any]:
+    def _gradients(
+        self, results: list[Any], leaves: dict[str, Any]
+    ) -> tuple[dict[str, Any], float]:
+        """Gradients of a randomly weighted sum of all results, and the norm of the weights."""
         torch = self.torch
         generator = torch.Generator().manual_seed(1)
-        loss = torch.zeros((), dtype=self.dtype)
+        loss, squares = torch.zeros((), dtype=self.dtype), 0.0
         for each in results:
             drawn = torch.randn(each.shape, generator=generator, dtype=torch.float64)
             if each.is_floating_point():
                 loss = loss + (each * drawn.to(each.dtype)).sum().to(self.dtype)
+                squares += float(drawn.square().sum())
         if not loss.requires_grad or not leaves:
-            return {name: torch.zeros_like(each) for name, each in leaves.items()}
+            return {name: torch.zeros_like(each) for name, each in leaves.items()}, 0.0
         try:
             found = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)
         except RuntimeError as error:
             raise _NotRun(f"there are no gradients: {_first_line(error)}") from None
-        return {
+        gradients = {
             name: torch.zeros_like(leaf) if gradient is None else gradient
             for (name, leaf), gradient in zip(leaves.items(), found, strict=True)
         }
+        return gradients, math.sqrt(squares)
 
     def _arguments(self, given: dict[str, Any]) -> Any:
         """Arrange the inputs in the nested structure with which the module was exported."""

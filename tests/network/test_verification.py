@@ -257,3 +257,66 @@ def test_further_names_of_parameters():
     assert again.aliases == graph.aliases
     assert matching(again, ("3.*",)) == {"2.weight", "3.bias"}
     assert matching(again, ("1.0.*",)) == {"0.0.weight", "0.0.bias"}
+
+
+class Ends(nn.Module):
+    """A linear layer, and something behind it."""
+
+    def __init__(self, run):
+        super().__init__()
+        self.fc = nn.Linear(8, 6)
+        self.norm = nn.RMSNorm(6)
+        self.run = run
+
+    def forward(self, x):
+        return self.run(self, self.fc(x))
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        lambda s, x: nn.functional.group_norm(x[..., None], 6),
+        lambda s, x: nn.functional.layer_norm(x, (6,)).sum(-1),
+        lambda s, x: nn.functional.layer_norm(3 * x, (6,)).mean(0).mean(0),
+        lambda s, x: torch.softmax(x, -1).sum(-1) - 1,
+        lambda s, x: torch.softmax(x[:, :1], -1),
+        lambda s, x: torch.relu(x - 1000),
+    ],
+)
+def test_results_and_gradients_may_be_zero_but_for_rounding(run):
+    torch.manual_seed(0)
+    found = verify(from_torch((Ends(run), torch.randn(4, 8)), name="zeros"))
+    assert found.verified, found.reason
+
+
+def test_small_gradients_are_compared():
+    torch.manual_seed(0)
+    module = Ends(lambda s, x: 1e-5 * x)
+    graph = from_torch((module, torch.randn(4, 8)), name="small")
+    layers = dict(graph.layers)
+    (name,) = (name for name, each in layers.items() if each.op == "affine")
+    assert verify(graph).verified
+    layers[name] = dataclasses.replace(
+        layers[name], operator=dataclasses.replace(layers[name].operator, scale=1.01e-5)
+    )
+    found = verify(dataclasses.replace(graph, layers=layers))
+    assert "the gradient of 'fc.weight' is off by 0.01" in found.reason
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        lambda s, x: s.norm(1e-3 * x),
+        lambda s, x: nn.functional.rms_norm(1e-3 * x, (6,), s.norm.weight),
+        lambda s, x: torch.rms_norm(1e-3 * x, (6,), eps=None),
+    ],
+)
+@pytest.mark.parametrize("exported", [False, True])
+def test_the_epsilon_of_an_rms_norm_is_that_of_the_modules_type(run, exported):
+    """The comparison in FP64 takes the epsilon of FP32, which the network has."""
+    torch.manual_seed(0)
+    source = Ends(run), (torch.randn(4, 8),)
+    found = verify(from_torch(torch.export.export(*source) if exported else source, name="rms"))
+    assert found.verified, found.reason
+    assert found.precision == "float64"
+    assert found.max_error < 1e-9
