@@ -124,7 +124,7 @@ def refusals_of(
     outputs : collection of str, optional
         Outputs whose losses must be computed; all if not given.
     """
-    found = list(_of_inputs(graph))
+    found = [*_of_inputs(graph), *_of_outputs(graph)]
     for each in grouped(graph):
         if isinstance(each, Refusal):
             found.append(each)
@@ -203,6 +203,17 @@ def _read_as(parameter: Parameter) -> str:
     """How a layer reads a parameter."""
     order = f" (axes {list(parameter.order)})" if parameter.order else ""
     return f"{list(parameter.spec.shape)}{order}"
+
+
+def _of_outputs(graph: Graph) -> Iterator[Refusal]:
+    for name in graph.outputs:
+        layer = graph.layers[name]
+        if not layer.output.shape:
+            reason = (
+                "its result leaves the network and is one number for all samples; give each sample "
+                "a result of its own, and let fpgapipe compute the loss"
+            )
+            yield Refusal(name, layer.op, reason)
 
 
 def _of_shared(graph: Graph) -> Iterator[Refusal]:

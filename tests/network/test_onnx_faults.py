@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from onnx import helper
 from onnx_models import agrees_with_onnx, node, random, save
 
 from fpgapipe.errors import FileError
@@ -72,3 +73,51 @@ def test_weights_that_are_no_numbers(tmp_path):
     with pytest.raises(FileError) as error:
         load_network(path)
     assert error.value.faults == ("node 'y' (Gemm): weight 'w' holds inf at [0, 1]",)
+
+
+QUANT = {"domain": "qonnx.custom_op.general", "signed": 1, "narrow": 0, "rounding_mode": "ROUND"}
+NORMAL = r"must be positive and in 1.1754944e-38..3.4028235e\+38"
+
+
+@pytest.mark.parametrize("scale", [np.inf, np.nan, 1e-45, 1e-38, 0.0, -1.0])
+@pytest.mark.parametrize("what", ["activations", "weights", "product", "qonnx"])
+def test_scales_that_are_no_normal_numbers(tmp_path, what, scale):
+    """Cores have no subnormal numbers, and infinity times 0 is no number."""
+    quantised = [
+        node("QuantizeLinear", ["x", "t", "z"], ["q"], name="q"),
+        node("DequantizeLinear", ["q", "t", "z"], ["a"], name="a"),
+    ]
+    weights = {"s": np.float32(scale), "t": np.float32(0.1), "z": np.int8(0)}
+    if what == "activations":
+        nodes, weights["t"] = [*quantised, node("Relu", ["a"], ["y"])], weights["s"]
+    elif what == "qonnx":
+        nodes = [node("Quant", ["x", "s", "zero", "eight"], ["y"], name="y", **QUANT)]
+        weights |= {"zero": np.float32(0), "eight": np.float32(8)}
+    else:
+        if what == "product" and scale == 1e-38:
+            weights["s"] = np.float32(1e-37)  # times 0.1
+        b = node("DequantizeLinear", ["w", "s", "z"], ["b"], name="b")
+        nodes = [*quantised, b, node("MatMul", ["a", "b"], ["y"], name="y")]
+        weights["w"] = np.ones((3, 4), np.int8)
+    imports = [helper.make_opsetid("qonnx.custom_op.general", 1)]
+    path = save(
+        tmp_path / "m.onnx", nodes, {"x": [2, 3]}, weights=weights, opset=19, imports=imports
+    )
+    with pytest.raises(FileError, match=NORMAL):
+        load_network(path)
+
+
+@pytest.mark.parametrize("zero", [np.inf, np.nan, 0.5, 1e30])
+@pytest.mark.parametrize("name", ["x", "w"])
+def test_zero_points_that_are_no_integers_of_eight_bits(tmp_path, name, zero):
+    nodes = [
+        node("Quant", [name, "s", "zero", "eight"], ["b"], name="b", **QUANT),
+        node("MatMul", ["x", "b"] if name == "w" else ["b", "w"], ["y"], name="y"),
+    ]
+    weights = {"w": random(3, 4), "s": np.float32(0.1), "zero": np.float32(zero)}
+    weights["eight"] = np.float32(8)
+    imports = [helper.make_opsetid("qonnx.custom_op.general", 1)]
+    path = save(tmp_path / "m.onnx", nodes, {"x": [2, 3]}, weights=weights, imports=imports)
+    fault = r"node 'b' \(Quant\): Quant must have whole numbers in -255..255 as zero points"
+    with pytest.raises(FileError, match=fault):
+        load_network(path)

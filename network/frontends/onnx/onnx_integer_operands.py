@@ -23,15 +23,28 @@ from fpgapipe.network.operators.tensors import DType, normalise_axis
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+LEAST_SCALE, MOST_SCALE = float(np.finfo(np.float32).tiny), float(np.finfo(np.float32).max)
+"""Least and greatest scale."""
+
 
 def scales_of(t: Translation, node: Any, index: int, what: str) -> NDArray[np.floating[Any]]:
-    """A constant scale, or several, all positive."""
+    """A constant scale, or several, each a normal number of FP32, whose reciprocal there is."""
     value = np.asarray(t.weight(node, index, what)).reshape(-1)
     if value.dtype.kind != "f" and value.dtype.name != "bfloat16":
         raise Unsupported(f"its {what} is of {value.dtype}")
-    if not (value.astype(np.float64) > 0).all():
-        raise Unsupported(f"its {what} must be positive")
+    require_scales(what, value)
     return value
+
+
+def require_scales(what: str, value: NDArray[np.floating[Any]]) -> None:
+    """Refuse scales that are no positive normal numbers of FP32; cores take others for 0."""
+    exact = value.astype(np.float64)
+    wrong = exact[~((exact >= LEAST_SCALE) & (exact <= MOST_SCALE))]
+    if wrong.size:
+        raise Unsupported(
+            f"its {what} must be positive and in {LEAST_SCALE:.8g}..{MOST_SCALE:.8g}, the normal "
+            f"numbers of FP32, not {wrong[0]:g}; quantise with another scale"
+        )
 
 
 def scale_of(t: Translation, node: Any, index: int, what: str) -> NDArray[np.floating[Any]]:

@@ -20,6 +20,7 @@ from fpgapipe.network.frontends.onnx.onnx_integer_operands import (
     dequantised_weights,
     quantised_input,
     reads_alone,
+    require_scales,
     scale_of,
     scales_of,
     weights_of,
@@ -123,7 +124,9 @@ def _product_of_reals(t: Translation, node: Any) -> bool:
         operator = Linear(int(weights.values.shape[0]), bias=False)
     if weights.axis != 0 and weights.scales.size > 1:
         return False
-    scales = np.asarray(x.scale * weights.scales.astype(np.float32), np.float32)
+    with np.errstate(over="ignore", under="ignore"):
+        scales = np.asarray(x.scale * weights.scales.astype(np.float32), np.float32)
+    require_scales("product of two scales", scales)
     given = None
     if t.operand(node, 2):
         value = t.value(node, 2)

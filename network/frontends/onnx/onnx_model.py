@@ -242,5 +242,5 @@ def _translate(
         raise FileError(path, faults[:MAX_SHOWN] + [f"and {hidden} more"] * (hidden > 0))
     try:
         return translation.build()
-    except Unsupported as error:
+    except (Unsupported, ShapeError) as error:
         raise FileError(path, [str(error)]) from None

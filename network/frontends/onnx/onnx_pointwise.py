@@ -228,7 +228,10 @@ def _clip(t: Translation, node: Any) -> None:
         # Numbers from the largest of FP32 on are no bounds.
         low, high = (None if each is None or abs(each) >= 3.4e38 else each for each in bounds)
         crossed = low is not None and high is not None and low > high
-        t.first(node, Clamp(high if crossed else low, high))
+        if low is None and high is None:
+            t.give(node, t.layer(node.input[0]))
+        else:
+            t.first(node, Clamp(high if crossed else low, high))
 
 
 @handles(*_UNARIES)

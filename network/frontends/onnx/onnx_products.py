@@ -29,7 +29,7 @@ from fpgapipe.network.operators import (
     Slice,
     Transpose,
 )
-from fpgapipe.network.operators.tensors import normalise_axis
+from fpgapipe.network.operators.tensors import Tensor, normalise_axis
 from fpgapipe.network.operators.windows import Padding, same_padding
 
 if TYPE_CHECKING:
@@ -222,30 +222,69 @@ def _plus(t: Translation, node: Any, layer: str, beta: float) -> str:
 
 @handles("MatMul")
 def _matmul(t: Translation, node: Any) -> None:
-    weight = t.value(node, 1)
-    is_linear = weight is not None and weight.ndim == 2
-    if t.constants.is_constant(node.input[0]) or not is_linear:
+    """Multiply by a weight in a linear layer, or multiply two tensors.
+
+    A vector is a matrix of one row or one column, whose axis leaves the result.
+    """
+    name, (one, two) = node_name(node), node.input
+    left, right = t.tensor(one).shape, t.tensor(two).shape
+    first, second = t.value(node, 0), t.value(node, 1)
+    if first is None and second is not None:
+        matrix = _matrix(second, len(left))
+        if matrix is not None and t.readings.can_own(two, matrix.T):
+            _linear(t, node, matrix)
+            return
+    result = MatMul().output([Tensor(left), Tensor(right)]).shape
+    if second is None and first is not None and len(left) == 1 and len(right) > 1:
+        row = first.reshape(1, -1)
+        if t.readings.can_own(one, row):
+            order = (*range(len(right) - 2), len(right) - 1, len(right) - 2)
+            turned = t.add(f"{name}.transpose", Transpose(order), t.layer(two))
+            operator, values = Linear(1, bias=False), {"weight": (one, row)}
+            product = t.add(f"{name}.product", operator, turned, values=values)
+            t.give(node, t.add(name, Reshape(result), product))
+            return
+    if len(left) > 1 and len(right) > 1:
         t.simple(node, MatMul())
         return
-    assert weight is not None
-    if not t.readings.can_own(node.input[1], weight.T):
-        t.simple(node, MatMul())
+    a, b = t.layers(node)
+    if len(left) == 1:
+        a = t.add(f"{name}.row", Reshape((1, *left)), a)
+    if len(right) == 1:
+        b = t.add(f"{name}.column", Reshape((*right, 1)), b)
+    product = t.add(f"{name}.product", MatMul(), a, b)
+    t.give(node, t.add(name, Reshape(result), product))
+
+
+def _matrix(weight: NDArray[np.generic], rank: int) -> NDArray[np.generic] | None:
+    """The one matrix by which a weight multiplies a tensor of some axes; None for several."""
+    if weight.ndim == 1:
+        return weight.reshape(-1, 1)
+    if weight.ndim > max(rank, 2) or any(size != 1 for size in weight.shape[:-2]):
+        return None
+    return weight.reshape(weight.shape[-2:])
+
+
+def _linear(t: Translation, node: Any, matrix: NDArray[np.generic]) -> None:
+    """Multiply by a matrix; what is added to each of its columns is a bias."""
+    features = int(matrix.shape[1])
+    values: dict[str, Value] = {"weight": (node.input[1], matrix.T)}
+    if len(t.tensor(node.input[1]).shape) == 1:
+        name, shape = node_name(node), t.tensor(node.input[0]).shape[:-1]
+        product = Linear(1, bias=False)
+        layer = t.add(f"{name}.product", product, t.layer(node.input[0]), values=values)
+        t.give(node, t.add(name, Reshape(shape), layer))
         return
-    values: dict[str, Value] = {"weight": (node.input[1], weight.T)}
     addition = t.sole_reader(node.output[0])
     if addition is not None and addition.op_type == "Add":
         other = next(name for name in addition.input if name != node.output[0])
         bias = t.constants.get(other)
-        if (
-            bias is not None
-            and bias.shape == (weight.shape[1],)
-            and t.readings.can_own(other, bias)
-        ):
-            layer = t.first(node, Linear(int(weight.shape[1])), bias=(other, bias), **values)
+        if bias is not None and bias.shape == (features,) and t.readings.can_own(other, bias):
+            layer = t.first(node, Linear(features), bias=(other, bias), **values)
             t.give(addition, layer)
             t.skip(addition)
             return
-    t.first(node, Linear(int(weight.shape[1]), bias=False), **values)
+    t.first(node, Linear(features, bias=False), **values)
 
 
 @handles("Gather")

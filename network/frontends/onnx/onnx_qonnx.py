@@ -23,6 +23,9 @@ from fpgapipe.network.frontends.onnx.onnx_translation import Translation, handle
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+MOST_ZERO = 255
+"""Largest magnitude of a zero point of eight bits."""
+
 
 @handles("Quant")
 def _quant(t: Translation, node: Any) -> None:
@@ -38,8 +41,11 @@ def _quant(t: Translation, node: Any) -> None:
     rounding = attributes.get("rounding_mode", b"ROUND").decode()
     if rounding != "ROUND":
         raise Unsupported(f"Quant must have rounding_mode ROUND, not {rounding}")
-    if (zeros != np.rint(zeros)).any():
-        raise Unsupported("Quant must have whole numbers as zero points")
+    if not (np.abs(zeros) <= MOST_ZERO).all() or (zeros != np.rint(zeros)).any():
+        raise Unsupported(
+            f"Quant must have whole numbers in {-MOST_ZERO}..{MOST_ZERO} as zero points, not "
+            f"{zeros[:4].tolist()}"
+        )
     is_signed = bool(attributes.get("signed", 1))
     low, high = RANGES["int8" if is_signed else "uint8"]
     if attributes.get("narrow", 0):
