@@ -157,7 +157,7 @@ def build_pipeline(
     cores: Sequence[CoreSpec],
     layers: Sequence[Sequence[str]],
     schedule: Schedule,
-    memory: MemorySpec | None = None,
+    memory: MemorySpec | Sequence[MemorySpec] | None = None,
     options: StepOptions | None = None,
     tasks_of: Callable[[Sequence[Task]], Sequence[Task]] | None = None,
 ) -> PipelineProgram:
@@ -177,7 +177,7 @@ def build_pipeline(
     schedule : Schedule
         Schedule with stage `i` on device `i`. If forward and backward passes have separate engines,
         these are the core's first two GEMM engines; otherwise all products run on the first.
-    memory : MemorySpec, optional
+    memory : MemorySpec, or one for each device, optional
         Speed of the memory, with which run times are estimated.
     options : StepOptions, optional
     tasks_of : callable, optional
@@ -192,7 +192,7 @@ def build_pipeline(
         If a layer does not fit its core.
     """
     options = options or StepOptions()
-    memory = memory or MemorySpec()
+    memories = memories_of(memory, len(cores))
     is_late = options.train and not schedule.synchronous
     if is_late:
         options = late_options(options)
@@ -220,7 +220,7 @@ def build_pipeline(
                 f"{core.num_engines}; give it num_engines=2, or take schedule 1f1b-as"
             )
     parts: list[StepProgram] = []
-    for stage, core, tasks in zip(stages, cores, lanes, strict=True):
+    for stage, core, own_memory, tasks in zip(stages, cores, memories, lanes, strict=True):
         part = Part(
             stage,
             values=parts[-1].values if parts else {},
@@ -239,14 +239,25 @@ def build_pipeline(
                 WeightCopies.of(each, keeps=schedule.keeps_weights) for each in (own, tasks)
             )
             builder: StepBuilder = LateStepBuilder(
-                graph, core, memory, options, own, part, count, copies, all_copies.count
+                graph, core, own_memory, options, own, part, count, copies, all_copies.count
             )
         else:
             builder = StepBuilder(
-                graph, core, memory, options, own, part, concurrent, num_microbatches=count
+                graph, core, own_memory, options, own, part, concurrent, num_microbatches=count
             )
         parts.append(builder.build())
     return PipelineProgram(graph, tuple(parts))
+
+
+def memories_of(
+    memory: MemorySpec | Sequence[MemorySpec] | None, num_devices: int
+) -> Sequence[MemorySpec]:
+    """The memory of each device, where one may be given for all of them."""
+    if memory is None or isinstance(memory, MemorySpec):
+        return [memory or MemorySpec()] * num_devices
+    if len(memory) != num_devices:
+        raise UserError(f"{num_devices} devices need as many memories, not {len(memory)}")
+    return memory
 
 
 def wiring_of(num_devices: int) -> list[tuple[tuple[int, int], tuple[int, int]]]:

@@ -15,9 +15,13 @@ from itertools import accumulate
 from typing import TYPE_CHECKING
 
 from fpgapipe.errors import UserError
-from fpgapipe.hw.hls_models.cycles.core_cycles import MemorySpec
 from fpgapipe.lowering.program.boundary import Part, gradient_formats, stages_of
-from fpgapipe.lowering.program.pipeline import PipelineProgram, link_after, tasks_of_stages
+from fpgapipe.lowering.program.pipeline import (
+    PipelineProgram,
+    link_after,
+    memories_of,
+    tasks_of_stages,
+)
 from fpgapipe.lowering.program.step import StepBuilder
 from fpgapipe.lowering.schedule.schedule import TaskKind
 from fpgapipe.lowering.shards import exchange_units, halo_unit, norm_unit  # noqa: F401, register units
@@ -31,6 +35,7 @@ from fpgapipe.lowering.units.step_options import StepOptions
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
 
+    from fpgapipe.hw.hls_models.cycles.core_cycles import MemorySpec
     from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec
     from fpgapipe.lowering.memory.memory_map import Stored
     from fpgapipe.lowering.program.device_program import DeviceProgram
@@ -50,7 +55,7 @@ def build_hybrid(
     sizes: Sequence[int],
     degrees: Mapping[str, Degrees],
     schedule: Schedule,
-    memory: MemorySpec | None = None,
+    memory: MemorySpec | Sequence[MemorySpec] | None = None,
     options: StepOptions | None = None,
     tasks_of: Callable[[Sequence[Task]], Sequence[Task]] | None = None,
 ) -> PipelineProgram:
@@ -70,7 +75,7 @@ def build_hybrid(
         Degrees of each layer: of as many parts as its stage has devices, or whole.
     schedule : Schedule
         Schedule with one device for each stage; all devices of a stage do its tasks in its order.
-    memory : MemorySpec, optional
+    memory : MemorySpec, or one for each device, optional
         Speed of the memory, with which run times are estimated.
     options : StepOptions, optional
     tasks_of : callable, optional
@@ -84,7 +89,7 @@ def build_hybrid(
         If no programs are made for such a plan, or a layer does not fit its core.
     """
     options = options or StepOptions()
-    memory = memory or MemorySpec()
+    memories = memories_of(memory, len(cores))
     stages = stages_of(graph, layers, train=options.train)
     if len(sizes) != len(stages) or sum(sizes) != len(cores):
         raise UserError(
@@ -137,7 +142,7 @@ def build_hybrid(
             builder = StepBuilder(
                 found.network,
                 core,
-                memory,
+                memories[first + lane],
                 options,
                 tasks_of(tasks) if tasks_of else tasks,
                 part,

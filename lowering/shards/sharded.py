@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from fpgapipe.errors import UserError
 from fpgapipe.hw.hls_models.cycles.core_cycles import MemorySpec
-from fpgapipe.lowering.program.pipeline import PipelineProgram
+from fpgapipe.lowering.program.pipeline import PipelineProgram, memories_of
 from fpgapipe.lowering.program.step import StepBuilder
 from fpgapipe.lowering.schedule.tasks import single_device
 from fpgapipe.lowering.shards import exchange_units, halo_unit, norm_unit  # noqa: F401, register units
@@ -28,7 +28,7 @@ def build_sharded(
     cores: Sequence[CoreSpec],
     degrees: Mapping[str, Degrees],
     num_microbatches: int,
-    memory: MemorySpec | None = None,
+    memory: MemorySpec | Sequence[MemorySpec] | None = None,
     options: StepOptions | None = None,
     tasks_of: Callable[[Sequence[Task]], Sequence[Task]] | None = None,
 ) -> PipelineProgram:
@@ -52,7 +52,7 @@ def build_sharded(
         Micro-batches of a mini-batch. Groups do as many of them side by side as there are groups.
         If a layer is cut by samples within groups, all devices do so; layers that are not process
         those of the group together.
-    memory : MemorySpec, optional
+    memory : MemorySpec, or one for each device, optional
         Speed of the memory, with which run times are estimated.
     options : StepOptions, optional
     tasks_of : callable, optional
@@ -66,9 +66,9 @@ def build_sharded(
         If no programs are made for the strategy, or a layer does not fit its core.
     """
     parts = []
-    for index in range(len(cores)):
+    for index, own in enumerate(memories_of(memory, len(cores))):
         builder = builder_of_device(
-            index, graph, cores, degrees, num_microbatches, memory, options, tasks_of
+            index, graph, cores, degrees, num_microbatches, own, options, tasks_of
         )
         parts.append(builder.build())
     return PipelineProgram(graph, tuple(parts))

@@ -310,12 +310,7 @@ def core_fits(device: DeviceSpec, core: CoreConfig) -> list[Violation]:
 
 def _die_violations(device: DeviceSpec, core: CoreConfig, shape: CoreShape) -> list[Violation]:
     fixed, column = fixed_resources(shape).rounded(), column_resources(shape)
-    dies = [Resources(d.lut, d.ff, d.bram36, d.uram, d.dsp) for d in device.dies]
-    places = []
-    for home, die in enumerate(dies):
-        if all(getattr(fixed, name) <= getattr(die, name) for name in RESOURCES):
-            left = [die + fixed * -1 if i == home else die for i, die in enumerate(dies)]
-            places.append(sum(_columns(die, column) for die in left))
+    places = _homes(device, fixed, column)
     if not places:
         roomiest = max(device.dies, key=lambda die: die.lut)
         return [
@@ -324,7 +319,19 @@ def _die_violations(device: DeviceSpec, core: CoreConfig, shape: CoreShape) -> l
             if getattr(fixed, name) > getattr(roomiest, name)
         ] or [Violation("one die", 1, 0)]
     columns = core.cols * core.num_engines
-    return [] if max(places) >= columns else [Violation("columns", columns, max(places))]
+    most = max(places.values())
+    return [] if most >= columns else [Violation("columns", columns, most)]
+
+
+def _homes(device: DeviceSpec, fixed: Resources, column: Resources) -> dict[int, int]:
+    """Dies with room for the part that cannot be divided, and how many columns then fit."""
+    dies = [Resources(d.lut, d.ff, d.bram36, d.uram, d.dsp) for d in device.dies]
+    found = {}
+    for home, die in enumerate(dies):
+        if all(getattr(fixed, name) <= getattr(die, name) for name in RESOURCES):
+            left = [die + fixed * -1 if i == home else die for i, die in enumerate(dies)]
+            found[home] = sum(_columns(die, column) for die in left)
+    return found
 
 
 def over_dies(
@@ -336,8 +343,8 @@ def over_dies(
     """Resources that a core takes on each die of a device that it fits.
 
     The rules are those of `core_fits`. The part that cannot be divided goes to the die with the
-    most room for it. Then the columns are placed one by one, each on the die with the most room,
-    and the scratchpad blocks after them in the same way.
+    most room for it of those with which all columns fit. Then the columns are placed one by one,
+    each on the die with the most room, and the scratchpad blocks after them in the same way.
     """
     dies = [Resources(d.lut, d.ff, d.bram36, d.uram, d.dsp) for d in device.dies]
     used = [Resources() for _ in dies]
@@ -352,7 +359,10 @@ def over_dies(
         at = max(range(len(dies)), key=lambda die: room(die, item))
         used[at] += item
 
-    put(fixed)
+    homes = _homes(device, fixed.rounded(), columns[0]) or dict.fromkeys(range(len(dies)), 0)
+    enough = min(len(columns), max(homes.values()))
+    home = max((each for each in homes if homes[each] >= enough), key=lambda at: room(at, fixed))
+    used[home] += fixed
     for column in columns:
         put(column)
     blocks = Resources(bram36=1, uram=0) if scratchpad.bram36 else Resources(uram=1)

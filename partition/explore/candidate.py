@@ -260,13 +260,12 @@ def time_candidate(
 def device_chain(cluster: ClusterSpec, devices: Sequence[int] | None = None) -> DeviceChain:
     """The device chain of a cluster, in the given order or in the cluster's own.
 
-    Where several links join two devices, their payload rates add up, and the longest of their
-    latencies counts.
+    Of several links that join two devices, a core uses the fastest.
     """
     order = tuple(range(len(cluster.devices))) if devices is None else tuple(devices)
     rates, latencies = [], []
     for a, b in itertools.pairwise(order):
-        links = cluster.links_between(a, b)
-        rates.append(sum(link.payload_bytes_per_s for link in links))
-        latencies.append(max((link.latency_s for link in links), default=0.0))
+        link = cluster.fastest_link(a, b)
+        rates.append(link.payload_bytes_per_s if link else 0.0)
+        latencies.append(link.latency_s if link else 0.0)
     return DeviceChain(order, tuple(rates), tuple(latencies))

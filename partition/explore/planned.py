@@ -14,7 +14,7 @@ from fpgapipe.partition.plan import Plan, Prediction, StagePlan
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from fpgapipe.hw.hls_models.spec.device import ClusterSpec, LinkSpec
+    from fpgapipe.hw.hls_models.spec.device import ClusterSpec
     from fpgapipe.network.graph import Graph
     from fpgapipe.partition.explore.candidate import Candidate, Stage
 
@@ -94,12 +94,12 @@ def as_plan(
 
 def one_link_each(cluster: ClusterSpec) -> ClusterSpec:
     """The cluster with only the fastest link between any two devices, since a core uses one."""
-    kept: dict[frozenset[int], LinkSpec] = {}
-    for link in cluster.links:
-        ends = frozenset((link.source, link.destination))
-        if ends not in kept or link.payload_bytes_per_s > kept[ends].payload_bytes_per_s:
-            kept[ends] = link
-    return dataclasses.replace(cluster, links=tuple(kept.values()))
+    kept = [
+        link
+        for link in cluster.links
+        if link is cluster.fastest_link(link.source, link.destination)
+    ]
+    return dataclasses.replace(cluster, links=tuple(kept))
 
 
 def link_end(bytes_per_cycle: float, latency_cycles: float) -> LinkEngineSpec:
@@ -120,8 +120,8 @@ def _link_ends(stages: Sequence[Stage], cluster: ClusterSpec) -> list[LinkEngine
     """For each stage but the last, the link engine to the next stage; both ends are equal."""
     found = []
     for one, other in pairwise(stages):
-        links = cluster.links_between(one.device, other.device)
-        fastest = max(links, key=lambda link: link.payload_bytes_per_s)
+        fastest = cluster.fastest_link(one.device, other.device)
+        assert fastest is not None, "candidates are cut where there are links"
         # The slower of the two clocks needs the wider stream.
         clk_hz = min(cluster.devices[each.device].clk_hz for each in (one, other))
         found.append(link_end(fastest.payload_bytes_per_s / clk_hz, fastest.latency_s * clk_hz))

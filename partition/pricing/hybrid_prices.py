@@ -198,7 +198,7 @@ def lower_hybrid(
         plan.stage_sizes,
         plan.layer_degrees,
         schedule,
-        memory_specs(plan)[0],
+        memory_specs(plan),
         options,
     )
 

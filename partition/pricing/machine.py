@@ -94,20 +94,20 @@ def lower_plan(
     """
     options = options or StepOptions(train=plan.trains)
     layers = [stage.layers for stage in plan.stages]
-    memory = memory_specs(plan)[0]
+    memories = memory_specs(plan)
     tasks_of = (lambda tasks: few_tasks(tasks, _most(plan))) if few else None
     try:
         if plan.has_shards:
             degrees, count = plan.layer_degrees, plan.num_microbatches
             found = build_sharded(
-                graph, core_specs(plan), degrees, count, memory, options, tasks_of
+                graph, core_specs(plan), degrees, count, memories, options, tasks_of
             )
         elif plan.is_hybrid:
             found = lower_hybrid(plan, graph, options)
         else:
             schedule = make_schedule(plan.schedule, len(layers), plan.num_microbatches)
             found = build_pipeline(
-                graph, core_specs(plan), layers, schedule, memory, options, tasks_of
+                graph, core_specs(plan), layers, schedule, memories, options, tasks_of
             )
     except NotImplementedError as error:
         raise UserError(str(error)) from error
@@ -254,21 +254,21 @@ def _summed_elements(pipeline: PipelineProgram) -> int:
 def _sizes_of_sharers(plan: Plan, graph: Graph, options: StepOptions) -> tuple[list[int], int]:
     """Bytes of each device of a data-parallel plan, and elements of its gradients.
 
-    Devices with equal cores need as much if they have as many neighbours on either side, so only
-    the first of these is lowered, as far as its memory depends on it.
+    Devices with equal cores and memories need as much if they have as many neighbours on either
+    side, so only the first of these is lowered, as far as its memory depends on it.
     """
-    cores, memory, count = core_specs(plan), memory_specs(plan)[0], len(plan.stages)
+    cores, memories, count = core_specs(plan), memory_specs(plan), len(plan.stages)
     first: dict[Any, int] = {}
     alike = [
-        first.setdefault((core, index > 0, index < count - 1), index)
-        for index, core in enumerate(cores)
+        first.setdefault((core, memory, index > 0, index < count - 1), index)
+        for index, (core, memory) in enumerate(zip(cores, memories, strict=True))
     ]
     most = _most(plan)
     question = {
         "what": "memory of devices that share a batch",
         "graph": to_json(graph),
         "cores": [[index, asdict(cores[index])] for index in first.values()],
-        "memory": asdict(memory),
+        "memories": [asdict(memories[index]) for index in first.values()],
         "micro-batches": [plan.num_microbatches, count, most],
         "options": repr(options),
     }
@@ -285,7 +285,7 @@ def _sizes_of_sharers(plan: Plan, graph: Graph, options: StepOptions) -> tuple[l
                     cores,
                     plan.layer_degrees,
                     plan.num_microbatches,
-                    memory,
+                    memories[index],
                     options,
                     lambda tasks: few_tasks(tasks, most),
                 ).demand()

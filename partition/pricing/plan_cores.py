@@ -118,8 +118,8 @@ def wire_timings(plan: Plan, cluster: ClusterSpec) -> list[WireTiming]:
     places = devices_of(plan, cluster)
     found = []
     for index in range(len(places) - 1):
-        links = cluster.links_between(places[index], places[index + 1])
-        link = max(links, key=lambda each: each.payload_bytes_per_s)
+        link = cluster.fastest_link(places[index], places[index + 1])
+        assert link is not None, "devices_of refuses plans without links"
         clk_hz = min(each.core.clk_hz for each in plan.stages[index : index + 2])
         rate = Fraction(link.payload_bytes_per_s / clk_hz)
         found.append(

@@ -199,7 +199,7 @@ def _found(
         if programs is None:
             try:
                 programs = build_sharded(
-                    graph, cores, plan.layer_degrees, plan.num_microbatches, memories[0], options,
+                    graph, cores, plan.layer_degrees, plan.num_microbatches, memories, options,
                     tasks_of,
                 )  # fmt: skip
             except NotImplementedError as error:

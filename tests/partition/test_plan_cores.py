@@ -12,6 +12,7 @@ from fpgapipe.boards.library import board_names, load_board
 from fpgapipe.errors import UserError
 from fpgapipe.host.build.build_hardware import core_name, shape_on
 from fpgapipe.host.build.wires import wire_specs
+from fpgapipe.host.cli.options.planning import why_not_built
 from fpgapipe.hw.hls_models.resources.core_resources import (
     Resources,
     block_resources,
@@ -22,6 +23,7 @@ from fpgapipe.hw.hls_models.resources.core_resources import (
 )
 from fpgapipe.hw.hls_models.spec.link import LinkEngineSpec
 from fpgapipe.network.zoo import built_in
+from fpgapipe.network.zoo.layers import Network
 from fpgapipe.partition.cost.cores import (
     RESOURCES,
     candidate_cores,
@@ -31,11 +33,12 @@ from fpgapipe.partition.cost.cores import (
 )
 from fpgapipe.partition.cost.cost import CostModel
 from fpgapipe.partition.explore.candidate import device_chain
-from fpgapipe.partition.explore.explorer import explore
+from fpgapipe.partition.explore.explorer import device_chains, explore
 from fpgapipe.partition.explore.planned import as_plan, link_end, one_link_each
 from fpgapipe.partition.explore.smallest import THROUGHPUT, explore_smallest
 from fpgapipe.partition.explore.unit_problem import make_problem
-from fpgapipe.partition.pricing.plan_cores import core_spec, core_specs, memory_specs
+from fpgapipe.partition.pricing.machine import lower_plan
+from fpgapipe.partition.pricing.plan_cores import core_spec, core_specs, memory_specs, wire_timings
 from fpgapipe.partition.search.every_device import over_all_devices
 from fpgapipe.partition.search.problem import PlanError, schedule_model
 
@@ -86,6 +89,46 @@ def test_wires_and_memories_are_the_boards():
     assert one.latency_cycles == 42  # 137.8 ns
 
 
+def pair(batch):
+    """Two convolutions whose best tilings depend on the memory's speed."""
+    net = Network("pair", batch)
+    x = net.relu(net.conv(net.image(32, 16, 16), 48, 3, padding=1))
+    x = net.relu(net.conv(x, 48, 3, padding=1))
+    net.linear(net.flatten(net.global_average_pool(x)), 3)
+    return net.build()
+
+
+def test_each_device_has_programs_for_its_own_memory():
+    plan, graph, cluster = plan_of(2, pair)
+    slow = plan.stages[1].core.model_copy(
+        update={"memory_bytes_per_cycle": 0.25, "memory_latency_cycles": 3000}
+    )
+    other = plan.model_copy(
+        update={"stages": (plan.stages[0], plan.stages[1].model_copy(update={"core": slow}))}
+    )
+    one, two = (lower_plan(each, graph, cluster).parts for each in (plan, other))
+    assert one[0].instructions == two[0].instructions
+    assert one[1].instructions != two[1].instructions
+
+
+def test_a_chain_of_unlike_boards_is_built_from_either_end():
+    """`plan` says that `build` can make what the search finds in either order."""
+    plan, graph, cluster = plan_of(2)
+    first, second = cluster.devices
+    unlike = dataclasses.replace(cluster, devices=(first, dataclasses.replace(second, name="b")))
+    assert len(device_chains(unlike)) == 2
+    names = unlike.device_names[::-1]
+    stages = zip(plan.stages, names, strict=True)
+    back = plan.model_copy(
+        update={"stages": tuple(s.model_copy(update={"device": name}) for s, name in stages)}
+    )
+    for each in (plan, back):
+        assert why_not_built(each, graph, unlike)["possible"]
+        assert len(lower_plan(each, graph, unlike).parts) == 2
+    few = back.model_copy(update={"stages": (back.stages[0], back.stages[0])})
+    assert "or in the reverse order" in why_not_built(few, graph, unlike)["reason"]
+
+
 def test_each_end_suits_its_own_link():
     cluster = cluster_of(3)
     fast, slow = cluster.links
@@ -114,6 +157,8 @@ def test_of_several_links_the_fastest_is_used():
         line_rate_bits_per_s=1e9,
     )  # fmt: skip
     both = dataclasses.replace(cluster, links=(slow, link))
+    assert device_chain(both) == device_chain(cluster)
+    assert wire_timings(plan_of(2)[0], both) == wire_timings(plan_of(2)[0], cluster)
     assert one_link_each(both).links == (link,)
     assert device_chain(one_link_each(both)).link_bytes_per_s == (link.payload_bytes_per_s,)
 
@@ -154,10 +199,15 @@ def test_blocks_add_up_to_the_core(name):
     assert total.rounded() == core_resources(shape)
 
 
-def test_dies_hold_the_core_together():
-    device = BOARDS["u280"]
-    shape = core_of(device, 32, 160, num_links=2).shape(device)
-    columns = [column_resources(shape)] * 160
+@pytest.mark.parametrize(
+    ("name", "rows", "cols"), [("u280", 32, 160), ("u55c", 16, 352), ("u55c", 8, 352)]
+)
+def test_dies_hold_the_core_together(name, rows, cols):
+    device = BOARDS[name]
+    core = core_of(device, rows, cols, num_links=2)
+    assert core_fits(device, core) == []
+    shape = core.shape(device)
+    columns = [column_resources(shape)] * cols
     dies = over_dies(device, fixed_resources(shape), columns, scratchpad_resources(shape))
     total = Resources()
     for each, die in zip(dies, device.dies, strict=True):

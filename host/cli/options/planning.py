@@ -275,6 +275,7 @@ def why_not_built(plan: Plan, graph: Graph, cluster: ClusterSpec) -> dict[str, A
     """
     from fpgapipe.errors import UserError
     from fpgapipe.lowering.units.network_units import RefusedNetwork, check_network
+    from fpgapipe.partition.explore.explorer import device_chains
     from fpgapipe.partition.schedule.built_schedules import check_schedule_kind
 
     reasons: list[str] = []
@@ -291,10 +292,10 @@ def why_not_built(plan: Plan, graph: Graph, cluster: ClusterSpec) -> dict[str, A
             check_schedule_kind(plan.schedule)
     except UserError as error:
         reasons.append(str(error))
-    names = [stage.device for stage in plan.stages]
-    if names != list(cluster.device_names[: len(names)]):
+    places = [cluster.device_names.index(stage.device) for stage in plan.stages]
+    if not any(places == list(each.devices[: len(places)]) for each in device_chains(cluster)):
         reasons.append(
-            "it takes devices in the order in which the cluster lists them, the first first"
+            "it takes devices in the order in which the cluster lists them, or in the reverse order"
         )
     return {
         "possible": not reasons,

@@ -320,6 +320,11 @@ class ClusterSpec:
                     )
                 used.add((device, port))
 
+    def fastest_link(self, source: int, destination: int) -> LinkSpec | None:
+        """The link that cores use between two devices: the fastest; None if they have none."""
+        links = self.links_between(source, destination)
+        return max(links, key=lambda each: each.payload_bytes_per_s, default=None)
+
     def links_between(self, source: int, destination: int) -> tuple[LinkSpec, ...]:
         """Return the links that join two devices, whichever way they are listed."""
         ends = {source, destination}
