@@ -135,11 +135,18 @@ def can_be_cut(
     graph: Graph, names: Sequence[str], cut: Cut, num_devices: int, sharers: int
 ) -> bool:
     """Whether layers that run together have a cut; see `check_cut`."""
+    return not why_not_cut(graph, names, cut, num_devices, sharers)
+
+
+def why_not_cut(
+    graph: Graph, names: Sequence[str], cut: Cut, num_devices: int, sharers: int
+) -> str:
+    """Why layers that run together have no such cut; empty if they have it."""
     try:
         check_together(graph, names, cut, num_devices, sharers)
-    except NotImplementedError:
-        return False
-    return True
+    except NotImplementedError as error:
+        return str(error)
+    return ""
 
 
 def check_cut(graph: Graph, layer: Layer, cut: Cut, num_devices: int, sharers: int) -> None:
@@ -161,8 +168,13 @@ def check_cut(graph: Graph, layer: Layer, cut: Cut, num_devices: int, sharers: i
     """
     operator, shape = layer.operator, layer.output.shape
     many = sharers > 1
-    if (many or cut is Cut.SAMPLES) and (not shape or shape[0] != graph.batch):
-        raise NotImplementedError(f"layer {layer.name!r} has no samples by which it can be cut")
+    if many or cut is Cut.SAMPLES:
+        for each in (*layer.input_tensors, layer.output):
+            if not each.shape or each.shape[0] != graph.batch:
+                raise NotImplementedError(
+                    f"layer {layer.name!r} ({layer.op}) has no samples by which it can be cut: the "
+                    f"first axis of shape {list(each.shape)} is not that of {graph.batch} samples"
+                )
     drops = isinstance(operator, Dropout) and operator.rate > 0
     by_channels = cut in (Cut.CHANNELS, Cut.INPUTS)
     if drops and (by_channels or (cut is Cut.WHOLE and many)):

@@ -13,7 +13,7 @@ from fpgapipe.lowering.kernels import activation
 from fpgapipe.lowering.kernels.parts import Rows, copy_rows
 from fpgapipe.lowering.shards.collectives import Chain, all_gather, reduce_scatter
 from fpgapipe.lowering.shards.exchange import Exchange, Gather, Scatter, Take
-from fpgapipe.lowering.units.layouts import PLAIN, Layout, channels_last
+from fpgapipe.lowering.units.layouts import PLAIN, Layout, channels_last, with_channels_last
 from fpgapipe.lowering.units.registry import Surroundings, runs
 from fpgapipe.lowering.units.unit import Unit
 
@@ -62,11 +62,11 @@ class ExchangeUnit(Unit):
         return wanted[self.inputs[0]] if axis == 0 else channels_last(self.out_shape)
 
     def _resized(self, x: Tensor) -> tuple[int, ...]:
-        """Shape of the result in memory, with the axes of the input in memory."""
+        """Shape of the result in memory; samples keep the axes of the input in memory."""
         axis, _ = self.parts
-        at = {0: 0, 1: len(x.shape) - 1, 2: 1}[axis]
-        size = x.shape[at] * self.out_shape[axis] // self.in_shape[axis]
-        return (*x.shape[:at], size, *x.shape[at + 1 :])
+        if axis:
+            return with_channels_last(self.out_shape)
+        return (x.shape[0] * self.out_shape[0] // self.in_shape[0], *x.shape[1:])
 
     def chain(self, name: str, channel: Channel) -> Chain:
         """The device's place in an exchange."""

@@ -53,6 +53,40 @@ class PlanError(UserError):
     """No plan keeps within the limits."""
 
 
+MOST_REASONS = 3
+"""Reasons, at most, that a refusal of all ways to plan gives."""
+
+
+class Refusals:
+    """Why ways to plan were not possible, while others are tried."""
+
+    def __init__(self) -> None:
+        self._ways: dict[str, str] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._ways)
+
+    def add(self, way: str, reason: object) -> None:
+        """Note a reason and the first way that was not possible for it."""
+        self._ways.setdefault(str(reason), way)
+
+    def error(self, subject: str) -> PlanError:
+        """The refusal of all ways, in a sentence.
+
+        Parameters
+        ----------
+        subject : str
+            Name of the kind of plan, such as ``hybrid plan``.
+        """
+        told = [
+            f"{way}, {reason}" if len(self._ways) > 1 else reason
+            for reason, way in list(self._ways.items())[:MOST_REASONS]
+        ]
+        if len(self._ways) > MOST_REASONS:
+            told.append(f"{len(self._ways) - MOST_REASONS} more reasons for other ways")
+        return PlanError(f"no {subject} is possible: {'; '.join(told) or 'there are no ways'}")
+
+
 class Transfer(StrEnum):
     """How transfers count: not at all, concurrent with compute, or as blocking the sender."""
 

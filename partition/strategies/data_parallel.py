@@ -20,7 +20,7 @@ from fpgapipe.partition.explore.explorer import KnownGraphs, core_choices, split
 from fpgapipe.partition.explore.planned import as_plan
 from fpgapipe.partition.plan import DATA_PARALLEL
 from fpgapipe.partition.pricing.machine import is_soon_priced, price_plan
-from fpgapipe.partition.search.problem import PlanError
+from fpgapipe.partition.search.problem import PlanError, Refusals
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -73,7 +73,7 @@ def plan_data_parallel(
         (candidate, partial(_planned, seconds=seconds, network=network))
         for seconds, candidate in found
     ]
-    plan, timeline, _ = priced_best(request, planned, on_step)
+    plan, timeline, _ = priced_best(request, planned, on_step, "data-parallel plan")
     return plan, timeline
 
 
@@ -81,21 +81,26 @@ def shared_candidates(
     request: Request,
     on_step: Callable[[int, int], object] = lambda done, total: None,
     *,
+    sharers: int | None = None,
     whole: bool = True,
 ) -> list[tuple[float, Candidate]]:
-    """Candidates whose devices share the samples of a batch equally, the fastest by formulas first.
+    """Candidates of devices that share the samples of a batch, the fastest by formulas first.
 
     Parameters
     ----------
     request, on_step
         As for `plan_data_parallel`.
+    sharers : int, optional
+        Parts into which the samples are divided: all devices, if left out, or equal groups of them,
+        whose devices share the work on each micro-batch.
     whole : bool
         Whether every device needs room for the whole network.
 
     Returns
     -------
     list of (float, Candidate)
-        Seconds of a mini-batch with the whole network on each device, and the candidate.
+        Seconds of a mini-batch if the devices of a group share its work equally, and the candidate,
+        in which each device does the micro-batches of its group.
 
     Raises
     ------
@@ -103,15 +108,18 @@ def shared_candidates(
         As `plan_data_parallel` does.
     """
     count = len(request.cluster.devices)
+    sharers = sharers or count
     chain = device_chain(request.cluster)
     if 0.0 in chain.link_bytes_per_s:
         raise PlanError("devices that follow one another have no link for the sum of gradients")
-    if request.batch % count:
+    if count % sharers:
+        raise PlanError(f"{count} devices cannot share samples in {sharers} equal parts")
+    if request.batch % sharers:
         raise PlanError(
-            f"a batch of {request.batch} samples cannot be shared equally by {count} devices; use "
-            f"a multiple of {count}"
+            f"a batch of {request.batch} samples cannot be shared equally by "
+            f"{_parts(sharers, count)}; use a multiple of {sharers}"
         )
-    shares = _shares(request, count)
+    shares = _shares(request, sharers)
     found: list[tuple[float, Candidate]] = []
     fault: str | None = None
     for step, number in enumerate(shares):
@@ -127,7 +135,7 @@ def shared_candidates(
                 timed = time_candidate(
                     DATA_PARALLEL,
                     request.batch // number,
-                    number,
+                    number * count // sharers,
                     stages,
                     chain,
                     train=request.train,
@@ -139,32 +147,41 @@ def shared_candidates(
             if whole and excess:
                 fault = str(excess)
                 continue
-            found.append((timed.minibatch_s + sum_s, timed))
+            found.append((timed.minibatch_s * sharers / count + sum_s, timed))
     if not found:
         raise PlanError(fault or "nothing to try")
     found.sort(key=lambda each: each[0])
     return found
 
 
-def _shares(request: Request, count: int) -> list[int]:
-    """Numbers of micro-batches that the devices can share equally."""
-    found = [number for number in splits_of(request) if number % count == 0]
+def _shares(request: Request, sharers: int) -> list[int]:
+    """Numbers of micro-batches that groups of devices can share equally."""
+    found = [number for number in splits_of(request) if number % sharers == 0]
     if not found and request.num_microbatches is not None:
+        devices = len(request.cluster.devices)
         raise PlanError(
-            f"{request.num_microbatches} micro-batches cannot be shared equally by {count} devices"
+            f"{request.num_microbatches} micro-batches cannot be shared equally by "
+            f"{_parts(sharers, devices)}; use a multiple of {sharers}"
         )
-    return found or [count]
+    return found or [sharers]
+
+
+def _parts(sharers: int, count: int) -> str:
+    """What shares the samples."""
+    return f"{count} devices" if sharers == count else f"{sharers} groups of devices"
 
 
 def priced_best(
     request: Request,
     candidates: Sequence[tuple[Candidate, Planned]],
     on_step: Callable[[int, int], object],
+    subject: str,
 ) -> tuple[Plan, Timeline, int]:
     """The fastest of the first plans by prices of the machine, or else the first of them.
 
-    Plans whose programs would take long to be timed are left out; if no programs are made for the
-    network, the first plan has the formulas' time. Where a scratchpad has no room
+    If none of the first plans is possible, the next ones are tried. Plans whose programs would take
+    long to be timed are left out; if no programs are made for the network, the first plan has the
+    formulas' time. Where a scratchpad has no room
     for a layer, twice as large ones are tried.
 
     Parameters
@@ -175,6 +192,8 @@ def priced_best(
         request, also with larger scratchpads. They load the graph of the micro-batch alone.
     on_step : function
         Called with the number of steps done and their total.
+    subject : str
+        Name of the kind of plan, for a refusal.
 
     Returns
     -------
@@ -186,35 +205,41 @@ def priced_best(
     Raises
     ------
     PlanError
-        If all plans whose programs are timed are refused.
+        If all plans whose programs are timed are refused, with the reasons.
     """
-    jobs: list[tuple[Request, Graph, Candidate, Planned, Plan]] = []
-    steps = []
     first: tuple[Plan, Timeline, int] | None = None
-    for step, (candidate, planned) in enumerate(candidates):
-        assert candidate.microbatch is not None
-        own = request.load(candidate.microbatch)
-        known = replace(request, load=KnownGraphs((own,)))
-        plan = planned(candidate, request=known)
-        graph = request.load(plan.microbatch)
-        first = first or (plan, candidate.timeline, step)
-        if len(jobs) == PRICED or refusals_of(graph, train=request.train):
+    refusals = Refusals()
+    waiting = iter(enumerate(candidates))
+    while True:
+        jobs: list[tuple[Request, Graph, Candidate, Planned, Plan]] = []
+        steps = []
+        for step, (candidate, planned) in waiting:
+            assert candidate.microbatch is not None
+            own = request.load(candidate.microbatch)
+            known = replace(request, load=KnownGraphs((own,)))
+            plan = planned(candidate, request=known)
+            graph = request.load(plan.microbatch)
+            first = first or (plan, candidate.timeline, step)
+            if refusals_of(graph, train=request.train):
+                break
+            if is_soon_priced(plan):
+                jobs.append((known, graph, candidate, planned, plan))
+                steps.append(step)
+            if len(jobs) == PRICED:
+                break
+        if not jobs:
             break
-        if is_soon_priced(plan):
-            jobs.append((known, graph, candidate, planned, plan))
-            steps.append(step)
-    best: tuple[Plan, Timeline, int] | None = None
-    fault: UserError | None = None
-    for step, found in zip(steps, results(_priced, jobs, on_step), strict=True):
-        if isinstance(found, UserError):
-            fault = fault or found
-        elif best is None or found[0].predicted.minibatch_s < best[0].predicted.minibatch_s:
-            best = (*found, step)
-    if best is not None:
-        return best
+        best: tuple[Plan, Timeline, int] | None = None
+        for step, job, found in zip(steps, jobs, results(_priced, jobs, on_step), strict=True):
+            if isinstance(found, UserError):
+                refusals.add(f"with {job[-1].num_microbatches} micro-batches", found)
+            elif best is None or found[0].predicted.minibatch_s < best[0].predicted.minibatch_s:
+                best = (*found, step)
+        if best is not None:
+            return best
+    if refusals:
+        raise refusals.error(subject)
     assert first is not None
-    if fault is not None:
-        raise PlanError(str(fault)) from fault
     return first
 
 

@@ -13,12 +13,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fpgapipe.lowering.shards.cuts import Cut, can_be_cut, degrees_of_cut
+from fpgapipe.lowering.shards.cuts import Cut, degrees_of_cut, why_not_cut
 from fpgapipe.lowering.shards.degrees import SERIAL, Degrees
+from fpgapipe.lowering.shards.rebatched import rebatched
 from fpgapipe.lowering.units.network_units import layers_together
+from fpgapipe.network.graph import NetworkError
 from fpgapipe.network.operators import BatchNorm
 from fpgapipe.partition.search.elimination import choose
-from fpgapipe.partition.search.problem import PlanError
+from fpgapipe.partition.search.problem import PlanError, Refusals
 from fpgapipe.partition.strategies.layerwise import ACTIVATION_BYTES, LayerwiseProblem
 from fpgapipe.partition.strategies.plan_layerwise import COPIES
 
@@ -119,6 +121,7 @@ class GroupProblem:
         self._count = num_microbatches
         self._problems: dict[tuple[object, bool], LayerwiseProblem] = {}
         self._known: dict[tuple[object, int, int], GroupStage | None] = {}
+        self._refusals = Refusals()
         crossing = _crossing(graph, self.groups)
         self._crossing = [
             float(sum(ACTIVATION_BYTES * graph.layers[name].output.elements for name in each))
@@ -148,11 +151,10 @@ class GroupProblem:
         if shares and not normalises:
             cuts.append(Cut.SAMPLES)
         sharers = size if shares else 1
-        return [
-            degrees_of_cut(cut, size, 1)
-            for cut in cuts
-            if can_be_cut(self.graph, names, cut, size, sharers)
-        ]
+        why = {cut: why_not_cut(self.graph, names, cut, size, sharers) for cut in cuts}
+        if all(why.values()):
+            self._refusals.add(f"on {size} devices", why[Cut.WHOLE])
+        return [degrees_of_cut(cut, size, 1) for cut in cuts if not why[cut]]
 
     def _stage(self, first: int, last: int, begin: int, size: int) -> GroupStage | None:
         """The fastest stage of some groups of layers on some devices, if there is any."""
@@ -173,7 +175,7 @@ class GroupProblem:
         self, alike: object, chain: DeviceChain, first: int, last: int, *, shares: bool
     ) -> GroupStage | None:
         size = len(chain.devices)
-        if shares and (self.graph.batch or 1) % size:
+        if shares and not self._shares(size):
             return None
         if (alike, shares) not in self._problems:
             self._problems[alike, shares] = LayerwiseProblem(
@@ -215,6 +217,18 @@ class GroupProblem:
         return GroupStage(
             first, last, size, degrees, found.cost, (found.cost - once_s) / self._count
         )
+
+    def _shares(self, size: int) -> bool:
+        """Whether some devices can share the samples of a micro-batch."""
+        batch = self.graph.batch or 1
+        if batch % size:
+            return False
+        try:
+            rebatched(self.graph, batch // size)
+        except (NotImplementedError, NetworkError) as error:
+            self._refusals.add(f"on {size} devices that share samples", error)
+            return False
+        return True
 
     # ------------------------------------------------------------------ all stages
 
@@ -277,7 +291,8 @@ class GroupProblem:
             if 1 < len(each) < devices
         ]
         if not done:
-            raise PlanError(f"{self.graph.name} has no cut into stages of groups of devices")
+            subject = f"cut of {self.graph.name} into stages of groups of devices"
+            raise self._refusals.error(subject)
         done.sort(key=self._seconds)
         return [self._plan(each) for each in done[:most]]
 

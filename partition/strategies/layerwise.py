@@ -9,6 +9,7 @@ has no overlap between groups and no pipeline. The sum is least by elimination o
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -17,6 +18,7 @@ import numpy as np
 
 from fpgapipe.lowering.shards.degrees import SERIAL, Degrees, degrees_of
 from fpgapipe.lowering.units.network_units import layers_together
+from fpgapipe.network.graph import NetworkError
 from fpgapipe.partition.cost.cost import CostModel
 from fpgapipe.partition.search.elimination import Choice, choose
 from fpgapipe.partition.search.problem import PlanError
@@ -193,7 +195,19 @@ class LayerwiseProblem:
                     f"layer {names[0]!r} can neither be cut over {self.num_devices} devices that "
                     "share the samples so, nor be the same on all of them"
                 )
-            rows = np.array([self._priced(names, degrees) for degrees in each])
+            priced = {}
+            for degrees in each:
+                with suppress(NetworkError):  # such a part is no network
+                    priced[degrees] = self._priced(names, degrees)
+            if not priced:
+                layer = graph.layers[names[0]]
+                tried = " or ".join(map(str, each))
+                raise PlanError(
+                    f"layer {layer.name!r} ({layer.op}), whose result has shape "
+                    f"{list(layer.output.shape)}, cannot be cut by {tried}"
+                )
+            self.choices[number] = list(priced)
+            rows = np.array(list(priced.values()))
             self.compute_s.append(rows[:, 0])
             self.sum_s.append(rows[:, 1])
             self.memory.append(rows[:, 2])

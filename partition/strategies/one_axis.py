@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 from fpgapipe.lowering.shards.cuts import Cut, can_be_cut, degrees_of_cut
 from fpgapipe.lowering.units.network_units import check_network, layers_together
 from fpgapipe.network.operators import Flatten
-from fpgapipe.partition.search.problem import PlanError
-from fpgapipe.partition.strategies.data_parallel import priced_best
-from fpgapipe.partition.strategies.plan_layerwise import given_plan, sharing_candidates
+from fpgapipe.partition.search.problem import PlanError, Refusals
+from fpgapipe.partition.strategies.data_parallel import priced_best, shared_candidates
+from fpgapipe.partition.strategies.plan_layerwise import given_plan
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -109,26 +109,25 @@ def plan_one_axis(
                 "devices, for example"
             )
     found: list[tuple[float, Candidate, dict[str, Degrees]]] = []
-    fault: PlanError | None = None
+    refusals = Refusals()
     for number in groups:
         try:
-            candidates = sharing_candidates(request, number, on_step)
+            candidates = shared_candidates(request, on_step, sharers=number, whole=False)
             microbatch = candidates[0][1].microbatch
             assert microbatch is not None
             degrees = degrees_along(request.load(microbatch), axis, count, number)
         except PlanError as error:
-            fault = fault or error
+            refusals.add(f"with {number} groups", error)
             continue
         found += [(seconds, candidate, degrees) for seconds, candidate in candidates]
     if not found:
-        assert fault is not None
-        raise fault
+        raise refusals.error(f"{name} plan")
     found.sort(key=lambda each: each[0])
     made = [
         (candidate, partial(given_plan, degrees=degrees, network=network))
         for _, candidate, degrees in found
     ]
-    plan, timeline, _ = priced_best(request, made, on_step)
+    plan, timeline, _ = priced_best(request, made, on_step, f"{name} plan")
     if plan.predicted.level != "machine":
         raise PlanError(
             "the programs of this strategy would take long to be timed, and formulas have no "

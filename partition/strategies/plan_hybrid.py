@@ -14,7 +14,7 @@ from fpgapipe.partition.explore.explorer import core_choices, splits_of
 from fpgapipe.partition.explore.planned import as_plan
 from fpgapipe.partition.plan import DATA_PARALLEL, StagePlan
 from fpgapipe.partition.schedule.built_schedules import check_schedule_kind
-from fpgapipe.partition.search.problem import PlanError
+from fpgapipe.partition.search.problem import PlanError, Refusals
 from fpgapipe.partition.strategies.data_parallel import priced_best
 from fpgapipe.partition.strategies.group_stages import GroupPlan, GroupProblem
 from fpgapipe.partition.strategies.plan_layerwise import above_one
@@ -68,7 +68,7 @@ def plan_hybrid(
     if len(counts) > MOST_SPLITS:
         counts = counts[-MOST_SPLITS:]
     found: list[tuple[GroupPlan, Candidate]] = []
-    fault: UserError | None = None
+    refusals = Refusals()
     for step, count in enumerate(counts):
         on_step(step, len(counts))
         try:
@@ -77,9 +77,11 @@ def plan_hybrid(
             problem = GroupProblem(graph, request.cluster, chain, cores, count)
             found += [(each, candidate) for each in problem.solve(EACH)]
         except UserError as error:
-            fault = fault or error
+            refusals.add(f"with {count} micro-batches", error)
     if not found:
-        raise PlanError(str(fault or "a hybrid plan needs two micro-batches or more")) from fault
+        if not counts:
+            refusals.add("", "it needs two micro-batches or more")
+        raise refusals.error("hybrid plan")
     found.sort(key=lambda each: each[0].seconds)
     reason = "the best stages and degrees by formulas, of some numbers of micro-batches"
     made = [
@@ -89,7 +91,7 @@ def plan_hybrid(
         )
         for stages, candidate in found
     ]
-    plan, timeline, _ = priced_best(request, made, on_step)
+    plan, timeline, _ = priced_best(request, made, on_step, "hybrid plan")
     return plan, timeline
 
 
@@ -139,7 +141,7 @@ def plan_given_stages(
         )
         made.append((candidate, planned))
     made.sort(key=lambda each: each[0].minibatch_s)
-    plan, timeline, _ = priced_best(request, made, on_step)
+    plan, timeline, _ = priced_best(request, made, on_step, "plan of this strategy")
     if plan.predicted.level != "machine":
         raise PlanError(
             "the programs of this strategy would take long to be timed, and formulas have no "

@@ -15,7 +15,7 @@ from fpgapipe.partition.explore.candidate import device_chain
 from fpgapipe.partition.explore.explorer import core_choices
 from fpgapipe.partition.explore.planned import as_plan
 from fpgapipe.partition.plan import LAYERWISE
-from fpgapipe.partition.search.problem import PlanError
+from fpgapipe.partition.search.problem import PlanError, Refusals
 from fpgapipe.partition.strategies.data_parallel import priced_best, shared_candidates
 from fpgapipe.partition.strategies.layerwise import LayerwiseProblem
 
@@ -30,6 +30,9 @@ if TYPE_CHECKING:
     from fpgapipe.partition.strategies.strategy_file import StrategyFile
     from fpgapipe.partition.timeline.timeline import Timeline
 
+
+PASSES = ("forward_s", "input_gradient_s", "weight_gradient_s", "update_s")
+"""Seconds of a device's passes in a plan."""
 
 COPIES = 2.0
 """Vector operations on each element that devices exchange: it is copied, and summands are added."""
@@ -100,21 +103,28 @@ def plan_layerwise(
     count = len(request.cluster.devices)
     chain = device_chain(request.cluster)
     found: list[_Searched] = []
-    fault: UserError | None = None
-    candidates = shared_candidates(request, on_step, whole=False)
-    for step, (_, candidate) in enumerate(candidates):
-        on_step(step, len(candidates))
-        assert candidate.microbatch is not None
-        rounds = candidate.num_microbatches // count
-        cores = {
-            request.cluster.devices[stage.device]: stage.core
-            for stage in candidate.stages
-            if stage.core is not None
-        }
-        groups = [number for number in range(1, count) if count % number == 0] or [1]
-        for num_groups, sharers in ((each, all_) for each in groups for all_ in (count, each)):
+    refusals = Refusals()
+    candidates: dict[int, list[Candidate]] = {}
+    groups = [number for number in range(1, count) if count % number == 0] or [1]
+    for num_groups, sharers in ((each, all_) for each in groups for all_ in (count, each)):
+        way = f"with samples cut into {sharers} parts" if sharers > 1 else "with whole samples"
+        try:
+            if sharers not in candidates:
+                shared = shared_candidates(request, on_step, sharers=sharers, whole=False)
+                candidates[sharers] = [candidate for _, candidate in shared]
+        except PlanError as error:
+            refusals.add(way, error)
+            continue
+        for step, candidate in enumerate(candidates[sharers]):
+            on_step(step, len(candidates[sharers]))
+            assert candidate.microbatch is not None
+            cores = {
+                request.cluster.devices[stage.device]: stage.core
+                for stage in candidate.stages
+                if stage.core is not None
+            }
             try:
-                graph = request.load(candidate.microbatch * count)
+                graph = request.load(candidate.microbatch * sharers)
                 choices = partial(
                     possible_degrees,
                     graph,
@@ -128,22 +138,25 @@ def plan_layerwise(
                     chain,
                     cores,
                     choices=choices,
-                    rounds=rounds,
+                    rounds=candidate.num_microbatches // count,
                     copies=COPIES,
                 ).solve()
             except UserError as error:
-                fault = fault or error
+                refusals.add(way, error)
+                continue
+            if count > 1 and all(each.degrees.num_devices == 1 for each in search.groups):
+                refusals.add(way, f"no layer of {graph.name} is faster in parts")
                 continue
             found.append(_Searched(candidate, sharers, search))
     if not found:
-        raise PlanError(str(fault)) from fault
+        raise refusals.error("layer-wise plan")
     found.sort(key=lambda each: each.search.step_s)
     alike: dict[tuple[int, str], _Searched] = {}
     for each in found:
         alike.setdefault((each.num_microbatches, repr(each.degrees)), each)
     found = list(alike.values())
     made = [(each.candidate, partial(_planned, searched=each, network=network)) for each in found]
-    plan, timeline, number = priced_best(request, made, on_step)
+    plan, timeline, number = priced_best(request, made, on_step, "layer-wise plan")
     return plan, timeline, found[number].search
 
 
@@ -174,15 +187,13 @@ def plan_given_degrees(
     if all(each.num_devices == 1 for each in degrees.values()) and count > 1:
         raise PlanError("a strategy in which all layers are whole uses one device: name one")
     sharers = sharers_of(degrees)
-    if count % sharers:
-        raise PlanError(f"{count} devices cannot share samples in {sharers} equal parts")
     wanted = replace(request, num_microbatches=number)
-    candidates = sharing_candidates(wanted, sharers, on_step)
+    candidates = shared_candidates(wanted, on_step, sharers=sharers, whole=False)
     made = [
         (candidate, partial(given_plan, degrees=degrees, network=network))
         for _, candidate in candidates
     ]
-    plan, timeline, _ = priced_best(request, made, on_step)
+    plan, timeline, _ = priced_best(request, made, on_step, "plan of this strategy")
     if plan.predicted.level != "machine":
         raise PlanError(
             "the programs of this strategy would take long to be timed, and formulas have no "
@@ -191,42 +202,42 @@ def plan_given_degrees(
     return plan, timeline
 
 
-def sharing_candidates(
-    request: Request, sharers: int, on_step: Callable[[int, int], object]
-) -> list[tuple[float, Candidate]]:
-    """Candidates whose micro-batches are those of devices that share all samples equally.
-
-    Parameters
-    ----------
-    request : Request
-    sharers : int
-        Parts into which the samples are divided, for a number of micro-batches that is asked for.
-    on_step
-        As for `plan_data_parallel`.
-    """
-    number = request.num_microbatches
-    count = len(request.cluster.devices)
-    wanted = None if number is None else number * count // sharers
-    return shared_candidates(replace(request, num_microbatches=wanted), on_step, whole=False)
-
-
 def given_plan(
     candidate: Candidate, *, degrees: Mapping[str, Degrees], request: Request, network: str
 ) -> Plan:
     """The plan of a candidate with given degrees."""
-    assert candidate.microbatch is not None
-    graph = request.load(candidate.microbatch)
-    plan = as_plan(candidate, graph, network, request.batch, request.cluster, train=request.train)
-    count = candidate.num_microbatches * sharers_of(degrees) // len(request.cluster.devices)
+    plan = _shared(candidate, sharers_of(degrees), request, network)
     return plan.model_copy(
         update={
             "schedule": LAYERWISE,
             "degrees": above_one(degrees),
-            "num_microbatches": count,
             "optimal": False,
             "reason": "the degrees were given",
         }
     )
+
+
+def _shared(candidate: Candidate, sharers: int, request: Request, network: str) -> Plan:
+    """The plan of a candidate of `shared_candidates`, whose groups share their work equally."""
+    assert candidate.microbatch is not None
+    graph = request.load(candidate.microbatch)
+    size = len(candidate.stages) // sharers
+    done = candidate.microbatch * candidate.num_microbatches
+    plan = as_plan(candidate, graph, network, done, request.cluster, train=request.train)
+    stages = tuple(
+        stage.model_copy(
+            update={"macs": stage.macs // size}
+            | {name: getattr(stage, name) / size for name in PASSES}
+        )
+        for stage in plan.stages
+    )
+    seconds = plan.predicted.minibatch_s / size
+    told = plan.predicted.model_copy(
+        update={"minibatch_s": seconds, "samples_per_s": request.batch / seconds}
+    )
+    count = candidate.num_microbatches // size
+    changed = {"batch": request.batch, "num_microbatches": count, "stages": stages}
+    return plan.model_copy(update=changed | {"predicted": told})
 
 
 def above_one(degrees: Mapping[str, Degrees]) -> dict[str, dict[str, int]]:
@@ -260,10 +271,12 @@ class _Searched:
 
 def _planned(candidate: Candidate, *, searched: _Searched, request: Request, network: str) -> Plan:
     """The plan of a candidate with degrees, and the seconds that formulas have for it."""
-    assert candidate.microbatch is not None
-    graph = request.load(candidate.microbatch)
-    plan = as_plan(candidate, graph, network, request.batch, request.cluster, train=request.train)
-    seconds = searched.search.step_s
+    search = searched.search
+    plan = _shared(candidate, searched.sharers, request, network)
+    stages = tuple(
+        stage.model_copy(update={"memory_bytes": search.memory_bytes}) for stage in plan.stages
+    )
+    seconds = search.step_s
     told = plan.predicted.model_copy(
         update={"minibatch_s": seconds, "samples_per_s": request.batch / seconds}
     )
@@ -271,7 +284,7 @@ def _planned(candidate: Candidate, *, searched: _Searched, request: Request, net
         update={
             "schedule": LAYERWISE,
             "degrees": searched.degrees,
-            "num_microbatches": searched.num_microbatches,
+            "stages": stages,
             "predicted": told,
             "optimal": False,
             "reason": "the degrees are the best by formulas, of some numbers of micro-batches",

@@ -12,6 +12,7 @@ from fpgapipe.host.runtime.runtime import RunOptions, open_backend, open_check
 from fpgapipe.hw.hls_models.cycles.cluster_cycles import predict_cluster
 from fpgapipe.lowering.units.step_options import scalar_bits
 from fpgapipe.network.initial_values import random_batch
+from fpgapipe.network.zoo.layers import Network
 from fpgapipe.partition.explore.explorer import Request
 from fpgapipe.partition.plan import Plan
 from fpgapipe.partition.pricing.machine import lower_plan, price_plan
@@ -124,6 +125,22 @@ def test_the_search_finds_stages():
     assert sum(plan.stage_sizes) == 3
     assert 1 < len(plan.stage_sizes) < 3
     assert plan.predicted.level == "machine"
+
+
+def test_heads_among_the_samples_are_not_cut_by_samples():
+    """Heads of an attention are folded into the samples' axis, as PyTorch's modules do."""
+
+    def heads(batch):
+        net = Network("heads", batch)
+        x = net.reshape(net.linear(net.flatten(net.image(2, 4, 4)), 16), 2 * batch, 8, name="heads")
+        net.linear(net.reshape(net.relu(x), batch, 16), 3)
+        return net.build()
+
+    request = request_for(cluster_of(3), heads, 12, 2)
+    plan, _ = plan_hybrid(request, "heads")
+    assert plan.is_hybrid
+    assert "sample" not in plan.degrees["heads"]
+    assert len(lower_plan(plan, heads(6), request.cluster).parts) == 3
 
 
 def test_two_devices_make_no_hybrid_plan():

@@ -20,7 +20,7 @@ from fpgapipe.partition.explore.explorer import Request
 from fpgapipe.partition.plan import Plan
 from fpgapipe.partition.pricing.machine import lower_plan, price_plan
 from fpgapipe.partition.pricing.plan_cores import core_specs, memory_specs, wire_timings
-from fpgapipe.partition.search.problem import PlanError
+from fpgapipe.partition.search.problem import PlanError, Refusals
 from fpgapipe.partition.strategies.data_parallel import plan_data_parallel
 from fpgapipe.partition.strategies.one_axis import plan_one_axis
 from fpgapipe.partition.strategies.plan_layerwise import plan_given_degrees, plan_layerwise
@@ -102,6 +102,40 @@ def test_all_layers_are_cut_along_one_axis(name, devices, cut):
     assert all(each == whole | {"channel": 2} for each in others)
     assert bool(others) == ("channel" in name)
     assert lower_plan(plan, tiny(4), request.cluster).parts[-1].index == devices - 1
+
+
+@pytest.mark.parametrize("name", ["filter", "channel", "spatial"])
+def test_devices_that_share_no_samples_have_any_micro_batches(name):
+    """12 samples in 4 micro-batches: both devices have parts of all 3 samples of each."""
+    request = request_for(cluster_of(2), tiny, 12, 4)
+    plan, _ = plan_one_axis(request, "tiny", name)
+    assert (plan.num_microbatches, plan.microbatch) == (4, 3)
+    whole = sum(layer.macs for layer in tiny(3).layers.values())
+    assert [stage.macs for stage in plan.stages] == [whole // 2] * 2
+
+
+def test_a_search_leaves_out_what_does_not_work():
+    """Two micro-batches cannot be shared by four devices, but by two groups, or by none."""
+    request = request_for(cluster_of(4), tiny, 12, 2)
+    plan, _, _ = plan_layerwise(request, "tiny")
+    assert plan.num_microbatches == 2
+    assert plan.sharers in (1, 2)
+    message = "4 devices; use a multiple of 4$"
+    with pytest.raises(PlanError, match=message):
+        plan_data_parallel(request, "tiny")
+
+
+def test_a_refusal_has_the_reasons_of_all_ways():
+    refusals = Refusals()
+    refusals.add("with 2 groups", "layer 'a' has no parts")
+    refusals.add("with 4 groups", "layer 'a' has no parts")
+    message = "no hybrid plan is possible: layer 'a' has no parts"
+    assert str(refusals.error("hybrid plan")) == message
+    refusals.add("with 4 groups", UserError("the memory is too small"))
+    assert str(refusals.error("plan")) == (
+        "no plan is possible: with 2 groups, layer 'a' has no parts; with 4 groups, the memory is "
+        "too small"
+    )
 
 
 @pytest.mark.parametrize(
