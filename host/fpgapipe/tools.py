@@ -2,6 +2,7 @@
 
 import logging
 import os
+import shutil
 import subprocess
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
@@ -22,6 +23,16 @@ def last_lines(log: Path, count: int = LAST_LINES) -> list[str]:
             return [line.rstrip("\n") for line in deque(file, maxlen=count)]
     except OSError:
         return []
+
+
+def identity_of(program: str) -> str:
+    """Path, size and time of a program, as in ccache; empty if it is missing."""
+    found = shutil.which(program)
+    if found is None:
+        return ""
+    real = Path(found).resolve()
+    status = real.stat()
+    return f"{real} {status.st_size} {status.st_mtime_ns}"
 
 
 def run_tool(

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from fpgapipe.answers import remembered
 from fpgapipe.errors import ToolError, UserError
-from fpgapipe.tools import run_tool
+from fpgapipe.tools import identity_of, run_tool
 
 logger = logging.getLogger(__name__)
 
@@ -83,18 +83,8 @@ class Compiler:
 
     @property
     def identity(self) -> str:
-        """What tells the program from others of its name; see `identity_of`."""
+        """What tells the program from others of its name; see `fpgapipe.tools.identity_of`."""
         return identity_of(self.program)
-
-
-def identity_of(program: str) -> str:
-    """Path, size and time of a program, as in ccache; empty if it is missing."""
-    found = shutil.which(program)
-    if found is None:
-        return ""
-    real = Path(found).resolve()
-    status = real.stat()
-    return f"{real} {status.st_size} {status.st_mtime_ns}"
 
 
 # The Python package's makefile lacks the option with which each compiler reads a precompiled

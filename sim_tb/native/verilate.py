@@ -27,21 +27,18 @@ from pathlib import Path
 from typing import Any
 
 from fpgapipe.cache import (
-    building,
     cache_dir,
     digest_of,
     has_space,
     is_whole,
     key_of,
-    lock,
-    prune,
     store,
 )
-from fpgapipe.errors import ToolError, UserError
+from fpgapipe.errors import UserError
 from fpgapipe.hw.rtl.verilog import verilog_of as verilog_of
+from fpgapipe.library_cache import cached_library
 from fpgapipe.sim_tb.native.compiler import GXX
 from fpgapipe.sim_tb.native.small_models import merge_sources
-from fpgapipe.stopwatch import phase
 from fpgapipe.tools import run_tool
 
 SIMULATOR = "simulator.so"
@@ -199,16 +196,8 @@ def cached_simulator(
     """
     cache = cache_dir()
     ingredients = {"toolchain": _toolchain(), "top": top, **ingredients}
-    key = key_of(ingredients)
-    entry = cache / "simulators" / key
-    if is_whole(entry):
-        return entry / SIMULATOR
-    with lock(cache / "locks" / key):
-        # Another process may have built it while this one waited for the lock.
-        if is_whole(entry):
-            return entry / SIMULATOR
-        if entry.exists():
-            logger.warning("the cache entry %s is damaged and is made again", entry)
+
+    def checked(folder: Path, log: Path) -> None:
         missing = [program for program in ("g++", "make", "ar") if not shutil.which(program)]
         if missing:
             raise UserError(
@@ -216,23 +205,9 @@ def cached_simulator(
                 "'fpgapipe doctor' names the package"
             )
         logger.info("compiling %s for Verilator", top)
-        log = cache / "logs" / f"{key}.log"
-        log.unlink(missing_ok=True)
-        with building(cache) as folder:
-            for name, text in sources.items():
-                (folder / name).write_text(text)
-            try:
-                with phase("compilation of the simulator"):
-                    compile_(folder, cache, log)
-            except ToolError:
-                first = folder / next(iter(sources))
-                kept = shutil.copy(first, log.with_suffix(first.suffix))
-                with log.open("a") as file:
-                    file.write(f"{first.name} is kept as {kept}\n")
-                raise
-            store([folder / SIMULATOR], entry, ingredients)
-        prune(cache, spared=entry)
-    return entry / SIMULATOR
+        compile_(folder, cache, log)
+
+    return cached_library(cache, SIMULATOR, "the simulator", sources, ingredients, checked)
 
 
 def ports_of(verilog: str, top: str) -> dict[str, str]:

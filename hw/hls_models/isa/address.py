@@ -291,14 +291,15 @@ class OperandPattern:
         ValueError
             If the pattern does not fit its fields there.
         """
-        least, most = self._reach_of_addresses
+        least, most = self.reach_of_addresses
         limit = 1 << (COORDINATE_BITS["address"] - 1)
         if distance % 2 or least + distance < -limit or most + distance >= limit:
             replace(self, base=self.base + distance)  # which says what is wrong
         return {**self._encoded, "base": self.base + distance}
 
     @cached_property
-    def _reach_of_addresses(self) -> tuple[int, int]:
+    def reach_of_addresses(self) -> tuple[int, int]:
+        """Smallest and largest address, including words that are not read."""
         return self._reach("address")
 
     def _reach(self, name: str) -> tuple[int, int]:

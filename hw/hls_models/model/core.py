@@ -5,11 +5,10 @@ allowed because semaphores order all instructions that use the same bytes. A pro
 semaphores do not do so has no defined result.
 """
 
-import importlib.util
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,12 +20,11 @@ from fpgapipe.hw.hls_models.model import link_dma, vector
 from fpgapipe.hw.hls_models.model.datapath import DatapathSpec
 from fpgapipe.hw.hls_models.model.dma import row_starts
 from fpgapipe.hw.hls_models.model.link_dma import Packet
+from fpgapipe.hw.hls_models.native.native_library import library
+from fpgapipe.hw.hls_models.native.native_program import NativeProgram
 from fpgapipe.hw.hls_models.numerics import fp32, mx
 from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec
 from fpgapipe.hw.hls_models.spec.link import NUM_CHANNELS
-
-if TYPE_CHECKING:
-    from fpgapipe.hw.hls_models.model.prepared import Prepared
 
 _WORD = 64
 
@@ -112,7 +110,7 @@ class CoreModel:
         self.links = [LinkModelPort() for _ in spec.links]
         self.late: list[tuple[int, Instruction]] = []
         self._datapath = DatapathSpec(spec.rows, spec.cols, spec.acc_depth)
-        self._prepared: Prepared | None = None
+        self._prepared: NativeProgram | None = None
 
     def remains(self) -> bytes:
         """All that a program leaves to the next one, but the memory: scratchpad and accumulators.
@@ -139,8 +137,8 @@ class CoreModel:
         A RECEIVE whose packet has not arrived is postponed until another instruction uses the bytes
         that it writes, because on the core it waits in a queue of its own.
 
-        If numba is installed, a long program is prepared, and kept for its next run. This changes
-        no bit of the results (:mod:`fpgapipe.hw.hls_models.model.prepared`).
+        Where there is a C++ compiler, a long program is prepared, and kept for its next run. This
+        changes no bit of the results (:mod:`fpgapipe.hw.hls_models.native.native_program`).
 
         Parameters
         ----------
@@ -161,12 +159,8 @@ class CoreModel:
             the one that a RECEIVE names, or an instruction has vectors in MXINT8 and the vector
             engine does not support them.
         """
-        if self._is_long(program):
-            from fpgapipe.hw.hls_models.model.prepared import Prepared
-
-            if self._prepared is None or not self._prepared.is_of(program):
-                self._prepared = Prepared(self.spec, program)
-            return self._prepared.run(self, start)
+        if prepared := self._prepared_for(program):
+            return prepared.run(self, start)
         self.begin(start)
         for index in range(start, len(program)):
             instruction = program[index]
@@ -218,11 +212,15 @@ class CoreModel:
             self.execute(index, instruction)
         return not self.late
 
-    def _is_long(self, program: Sequence[Instruction]) -> bool:
-        """Whether a program is worth running as machine code, which takes a second to load."""
-        return (self.repeats or len(program) >= _LONG) and importlib.util.find_spec(
-            "numba"
-        ) is not None
+    def _prepared_for(self, program: Sequence[Instruction]) -> NativeProgram | None:
+        """The program for machine code; None if it is short, or there is no machine code."""
+        if not self.repeats and len(program) < _LONG:
+            return None
+        if self._prepared is None or not self._prepared.is_of(program):
+            if (found := library()) is None:
+                return None
+            self._prepared = NativeProgram(found, self.spec, program)
+        return self._prepared
 
     def execute(self, index: int, instruction: Instruction) -> None:
         """Run a single instruction other than END; it raises the errors of `run`.

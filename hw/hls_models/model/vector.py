@@ -85,13 +85,6 @@ def run(op: VectorOp, scratchpad: NDArray[np.uint8], scalars: Sequence[int] = ()
         halves[at // 2] = fp32.to_bf16(values[there])
 
 
-def lies_within(op: VectorOp, size_bytes: int) -> bool:
-    """Whether all results of an instruction lie in a scratchpad of `size_bytes`."""
-    _, at = _written(op)
-    size = _ELEMENT_BYTES[op.target.format]
-    return not at.size or bool(at.min() >= 0 and at.max() + size <= size_bytes)
-
-
 def _blocks(there: NDArray[np.bool_]) -> NDArray[np.bool_]:
     """Which blocks have a valid lane."""
     return np.asarray(there.reshape(-1, mx.MX_BLOCK).any(axis=1))

@@ -1,161 +1,45 @@
-"""Prepared programs against the definition, bit for bit."""
+"""The model in C++ against the definition, bit for bit."""
 
 import dataclasses
-import importlib.util
 import itertools
+import logging
 import random
 import re
 
 import numpy as np
 import pytest
 from device_programs import changed, layer, middle
-from vector_cases import beyond, random_op, random_scalars, random_scratchpad, with_blocks
+from native_cases import (
+    END,
+    EXPONENTS,
+    SIZE,
+    SPEC,
+    WAYS,
+    Counted,
+    check,
+    product,
+    random_case,
+    random_result,
+    random_sizes,
+    simple,
+)
+from vector_cases import beyond, random_op, random_scratchpad, with_blocks
 
-from fpgapipe.hw.hls_models.isa.address import Loop, LoopNest, OperandPattern, ResultPattern
+from fpgapipe.hw.hls_models.isa.address import Loop, LoopNest
 from fpgapipe.hw.hls_models.isa.instructions import Instruction, Opcode
 from fpgapipe.hw.hls_models.isa.vector_op import Factor, Source, Target, VectorOp
 from fpgapipe.hw.hls_models.model import core as core_module
 from fpgapipe.hw.hls_models.model.core import CoreError, CoreModel
 from fpgapipe.hw.hls_models.model.dma import transfer
-from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec, ScratchpadSpec, VectorSpec
+from fpgapipe.hw.hls_models.native import native_library
+from fpgapipe.hw.hls_models.native.native_library import build_library, library, loaded
+from fpgapipe.hw.hls_models.native.native_program import NativeProgram
+from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec, ScratchpadSpec
 from fpgapipe.lowering.products.conv import PASSES
 from fpgapipe.sim_tb.testbenches.tb_address import edge_patterns, random_pattern
 
-pytest.importorskip("numba", reason="needs the fast extra")
-
-from fpgapipe.hw.hls_models.model.prepared import Prepared
-
-SPEC = CoreSpec(
-    8, 4, acc_depth=16, scratchpad=ScratchpadSpec(2, 1 << 13), vector=VectorSpec(mx=True)
-)
-SIZE = SPEC.scratchpad.size_bytes
-END = Instruction(Opcode.END)
-
-# Of the data: any; elements, then products and their sums that vanish; sums that overflow.
-EXPONENTS = (None, (0, 0, 240), (3, 58, 200), (58,), (190,))
-
-
-class Counted(CoreModel):
-    """Counts what prepared programs leave to the definition."""
-
-    left = 0
-
-    def execute(self, index, instruction):
-        self.left += 1
-        super().execute(index, instruction)
-
-
-def state(model):
-    """All that a program changes, as bits."""
-    return {
-        "memory": model.memory,
-        "scratchpad": model.scratchpad,
-        "accumulators": np.stack(model.accumulators).view(np.uint32),
-        "nan": model.nan,
-    }
-
-
-def outcome(run):
-    """What stopped a program."""
-    try:
-        run()
-    except (CoreError, ValueError, IndexError) as error:
-        return type(error), str(error)
-    return None
-
-
-def of_exponents(size_bytes, rng, exponents):
-    """Numbers, as BF16 and so as FP32, whose biased exponents are near these."""
-    draw = np.random.default_rng(rng.getrandbits(32))
-    around = np.repeat(draw.choice(exponents, size_bytes // 256), 128)
-    near = np.clip(around + draw.integers(-6, 7, around.size), 0, 255)
-    others = draw.integers(0, 1 << 9, near.size)
-    bits = (others >> 8 << 15) | (near << 7) | (others & 127)
-    return bits.astype(np.uint16).view(np.uint8)
-
-
-def check(spec, program, memory, seed, *, left=0, exponents=None):
-    """Both ways from the same random state give the same state; returns what stopped them."""
-    rng = random.Random(seed)
-    draw = np.random.default_rng(seed)
-    scratchpad, scalars = random_scratchpad(spec.scratchpad.size_bytes, rng), random_scalars(rng)
-    if exponents:
-        scratchpad = of_exponents(scratchpad.size, rng, exponents)
-    sums = draw.integers(0, 1 << 32, (spec.num_engines, spec.acc_depth, spec.cols), np.uint32)
-    sums[draw.random(sums.shape) < 0.8] >>= 2
-    models = [kind(spec, memory.copy()) for kind in (CoreModel, Counted)]
-    for model in models:
-        model.scratchpad[:] = scratchpad
-        model.scalars = list(scalars)
-        model.accumulators = list(sums.view(np.float32).copy())
-    plain, fast = models
-    prepared = Prepared(spec, program)
-    with np.errstate(all="ignore"):
-        expected = outcome(lambda: plain.run(program))
-        assert outcome(lambda: prepared.run(fast)) == expected
-    found, wanted = state(fast), state(plain)
-    for name, value in wanted.items():
-        np.testing.assert_array_equal(found[name], value, err_msg=f"{name}, seed {seed}")
-    if left is not None:
-        assert fast.left == (left or expected is not None)
-    return expected
-
-
-def product(spec, rng, a, b, sizes, result):
-    """A program of one GEMM."""
-    m, k, n = sizes
-    extent = {
-        "m": m - 1,
-        "k": k - 1,
-        "n": n - 1,
-        "first": rng.randrange(2),
-        "last": int(result is not None),
-        "acc_base": rng.choice([0, 0, rng.randrange(1 << 16)]),
-        "acc_step": rng.choice([0, m, rng.randrange(1 << 16)]),
-    }
-    body = {
-        "extent": extent,
-        "a": a.encoded(),
-        "b": b.encoded(),
-        "result": (result or ResultPattern(0)).encoded(),
-    }
-    return [Instruction(Opcode.GEMM, body=body, engine=rng.randrange(spec.num_engines)), END]
-
-
-def random_result(rng, spec, sizes):
-    """Where results go, in range."""
-    m, _, n = sizes
-    fp32 = rng.random() < 0.5
-    size = 4 if fp32 else 2
-    step, column = size * rng.choice([1, 3, spec.cols, spec.cols]), size * rng.randint(-8, 40)
-    u = rng.choice([0, 0, spec.cols, -1])
-    reach = step * m + abs(column) * n + size * spec.cols
-    room = (spec.scratchpad.size_bytes - reach) // size
-    if room < 0:
-        return None
-    base = size * rng.randint(0, room) + max(0, -column) * (n - 1)
-    outer, pos = LoopNest((Loop(n, column, u=u),)), LoopNest((Loop(m, step),))
-    return ResultPattern(base, outer, pos, rng.choice([1, spec.cols, 3 * spec.cols]), fp32)
-
-
-def simple(rng, spec, vectors):
-    """An operand of so many vectors."""
-    return OperandPattern(
-        2 * rng.randrange(spec.scratchpad.size_bytes // 4),
-        pos=LoopNest((Loop(vectors, 2 * rng.choice([1, 8])),)),
-        fp32=rng.random() < 0.3,
-    )
-
-
-def random_sizes(rng, total):
-    """Three numbers with a product."""
-    sizes = []
-    for _ in range(2):
-        sizes.append(rng.choice([d for d in range(1, total + 1) if total % d == 0]))
-        total //= sizes[-1]
-    sizes.append(total)
-    rng.shuffle(sizes)
-    return tuple(sizes)
+FAULTS = 12
+"""Deliberate faults that a library for tests can have, from 1 on."""
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -241,7 +125,7 @@ def test_a_product_next_to_the_least_normal_number():
     values = model.scratchpad.view(np.float32)
     values[:16] = np.float32(1 - 2.0**-24) * np.float32(2.0**-63)
     values[16:32:2], values[17:32:2] = 2.0**-63, 2.0**-63 * (1 + 2.0**-23)
-    Prepared(SPEC, [Instruction(Opcode.VECTOR, body=op.encoded()), END]).run(model)
+    NativeProgram(library(), SPEC, [Instruction(Opcode.VECTOR, body=op.encoded()), END]).run(model)
     np.testing.assert_array_equal(values[32:48], [0, 2.0**-126] * 8)
 
 
@@ -303,22 +187,24 @@ def test_errors_are_those_of_the_definition():
         assert check(spec, other.instructions, other.memory, 1, left=1), change
     other = changed(program, last, result__base=-64)
     with pytest.raises(CoreError) as caught:
-        Prepared(spec, other.instructions).run(CoreModel(spec, other.memory.copy()))
+        NativeProgram(library(), spec, other.instructions).run(CoreModel(spec, other.memory.copy()))
     assert caught.value.index == last
 
 
-def test_odd_steps_are_left_to_the_definition():
+def test_odd_steps():
     rng = random.Random(0)
     a = dataclasses.replace(simple(rng, SPEC, 5), pos=LoopNest((Loop(5, 3),)))
     program = product(SPEC, rng, a, simple(rng, SPEC, SPEC.cols), (5, 1, 1), None)
-    check(SPEC, program, np.zeros(64, np.uint8), 0, left=1)
+    check(SPEC, program, np.zeros(64, np.uint8), 0)
 
 
 def test_read_only_memory_is_left_to_the_definition():
     memory = np.arange(256, dtype=np.uint8)
     memory.setflags(write=False)
     model = Counted(SPEC, memory)
-    Prepared(SPEC, [Instruction(Opcode.LOAD, body=transfer(0, 64, 128)), END]).run(model)
+    NativeProgram(library(), SPEC, [Instruction(Opcode.LOAD, body=transfer(0, 64, 128)), END]).run(
+        model
+    )
     assert model.left == 1
     np.testing.assert_array_equal(model.scratchpad[64:192], memory[:128])
 
@@ -328,33 +214,84 @@ def test_refuses_a_model_of_another_core():
     model = CoreModel(CoreSpec(4, 8), np.zeros(64, np.uint8))
     message = f"program is prepared for {spec}, not for {model.spec}"
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
-        Prepared(spec, [END]).run(model)
+        NativeProgram(library(), spec, [END]).run(model)
 
 
-@pytest.mark.parametrize("has_numba", [False, True])
-def test_long_programs_are_prepared_once(monkeypatch, has_numba):
+@pytest.fixture(scope="module")
+def cases():
+    """Random programs, and what the definition makes of them."""
+    return [random_case(seed) for seed in range(300)]
+
+
+def check_all_ways(cases):
+    """All ways give what the definition gives; returns how many programs were stopped."""
+    stopped = 0
+    for case in cases:
+        for instruction_set, threads in WAYS:
+            differ, _ = case.differences(library(), instruction_set, threads)
+            assert not differ, (case.seed, instruction_set, threads)
+        stopped += case.outcome is not None
+    return stopped
+
+
+def test_random_programs(cases):
+    assert 20 < check_all_ways(cases) < 150
+
+
+@pytest.mark.slow
+def test_two_thousand_random_programs():
+    assert check_all_ways(map(random_case, range(1000, 3000))) > 100
+
+
+def test_faults_are_found(cases):
+    """Each deliberate fault makes a difference; without one, the same library makes none."""
+    faulty = loaded(build_library(faults=True))
+    missed = []
+    for fault in range(FAULTS + 1):
+        faulty.fpgapipe_model_fault(fault)
+        found = any(case.differences(faulty, "", 1)[0] for case in cases)
+        if found != bool(fault):
+            missed.append(fault)
+    assert not missed
+
+
+@pytest.mark.parametrize("has_compiler", [False, True])
+def test_long_programs_are_prepared_once(monkeypatch, has_compiler):
     monkeypatch.setattr(core_module, "_LONG", 3)
-    find_spec = importlib.util.find_spec
-    monkeypatch.setattr(
-        importlib.util, "find_spec", lambda name: find_spec(name) if has_numba else None
-    )
+    if not has_compiler:
+        monkeypatch.setattr(core_module, "library", lambda: None)
     made = []
-    monkeypatch.setattr(
-        "fpgapipe.hw.hls_models.model.prepared.Prepared.__init__",
-        lambda self, spec, program, init=Prepared.__init__: (
-            made.append(len(program)),
-            init(self, spec, program),
-        )[0],
-    )
+
+    class Counting(NativeProgram):
+        def __init__(self, lib, spec, program):
+            made.append(len(program))
+            super().__init__(lib, spec, program)
+
+    monkeypatch.setattr(core_module, "NativeProgram", Counting)
     move = Instruction(Opcode.LOAD, body=transfer(0, 64, 128))
     program = [move, move, END]
-    models = [CoreModel(SPEC, np.arange(256, dtype=np.uint8)) for _ in range(2)]
-    model = models[0]
+    model = CoreModel(SPEC, np.arange(256, dtype=np.uint8))
     model.run(program)
     model.run(list(program))
     model.run([move, END])
-    assert made == [3] * has_numba
+    assert made == [3] * has_compiler
     model.run([move, Instruction(Opcode.LOAD, body=transfer(0, 0, 64)), END])
-    assert made == [3, 3] * has_numba
+    assert made == [3, 3] * has_compiler
     assert model.scratchpad[63] == 63
     assert model.scratchpad[191] == 127
+
+
+def test_without_a_compiler_it_is_said_once_that_the_model_is_slow(monkeypatch, caplog):
+    monkeypatch.setattr(native_library, "COMPILER", "no-such-compiler")
+    monkeypatch.setattr(core_module, "_LONG", 1)
+    library.cache_clear()
+    try:
+        with caplog.at_level(logging.WARNING):
+            for _ in range(2):
+                CoreModel(SPEC, np.zeros(64, np.uint8)).run([END])
+    finally:
+        library.cache_clear()
+    assert [record.getMessage() for record in caplog.records] == [
+        "there is no no-such-compiler on PATH, so the bit-exact model runs without machine code, "
+        "which takes tens of times as long"
+    ]
