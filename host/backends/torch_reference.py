@@ -135,7 +135,10 @@ def gradients_of(
         own, late = ({**weights, **leaves}, None) if backward is None else (weights, leaves)
         values = forward(graph, own, inputs, training=True, factors=factors, backward=late)
     loss = loss_of(*(values[output] for output in graph.outputs))
-    found = torch.autograd.grad(loss, list(leaves.values()))
+    # A parameter that only a comparison reads, for example, has a gradient of zeros.
+    found = torch.autograd.grad(
+        loss, list(leaves.values()), allow_unused=True, materialize_grads=True
+    )
     return dict(zip(leaves, found, strict=True))
 
 
@@ -360,8 +363,9 @@ def _reduce(o: ops.Reduce, own: Weights, args: list[Any], training: bool) -> Any
 def _batch_norm(o: ops.BatchNorm, own: Weights, args: list[Any], training: bool) -> Any:
     from torch.nn import functional
 
+    # PyTorch 2.13 computes wrong gradients on a CPU where an axis of one element has an odd stride.
     return functional.batch_norm(
-        args[0],
+        args[0].contiguous(),
         own["running_mean"],
         own["running_var"],
         own.get("weight"),
