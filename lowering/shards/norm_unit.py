@@ -31,10 +31,11 @@ class SharedNormUnit(NormUnit):
         assert isinstance(operator, SharedBatchNorm)
         return operator
 
-    def _positions(self, norm: BatchNorm) -> int:
-        """Positions of all devices."""
+    @property
+    def num_values(self) -> int:
+        """See `NormUnit`: the values on all devices."""
         own, all_ = self.shared.rows
-        return norm.x.elements // norm.x.shape[-1] // own * all_
+        return super().num_values // own * all_
 
     def _total(self, step: MicroBatch, name: str, rows: int) -> Tensor:
         total = small(f"{self.layers[0].name}.{name}", rows, self.in_shape[1])
@@ -51,7 +52,7 @@ class SharedNormUnit(NormUnit):
 
     def add_statistics(self, step: MicroBatch, norm: BatchNorm) -> None:
         """See `NormUnit`."""
-        count = self._positions(norm)
+        count = self.num_values
         region = step.region
         values, squares = (self._total(step, name, 1) for name in ("values", "squares"))
         step.add(normalisation.sum_of_values(norm, values, region))
@@ -75,7 +76,7 @@ class SharedNormUnit(NormUnit):
         step.add(normalisation.sums_of_gradients(
             norm, dy, total, step.region, activated=activated, masked=masked))  # fmt: skip
         self._sum(step, 2, total, Channel.GRADIENTS)
-        count = self._positions(norm)
+        count = self.num_values
         step.add(normalisation.factors_of_sums(norm, total, gradients, count, step.region))
 
 

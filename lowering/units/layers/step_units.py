@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from math import prod
 from typing import TYPE_CHECKING, ClassVar
 
 from fpgapipe.hw.hls_models.numerics.element_format import FP32
@@ -162,6 +163,16 @@ class NormUnit(Unit):
         assert isinstance(operator, ops.BatchNorm)
         if not operator.affine:
             raise NotImplementedError("batch normalisation must have a scale and a bias")
+        if train and self.num_values < 2:
+            raise NotImplementedError(
+                "batch normalisation that trains must have at least 2 values of a channel in a "
+                "micro-batch, not 1: their variance is unknown; take more samples a micro-batch"
+            )
+
+    @property
+    def num_values(self) -> int:
+        """Values of a channel whose statistics are taken."""
+        return prod(self.in_shape) // self.in_shape[1]
 
     def wants(self, given: Mapping[str, Layout], rigid: Collection[str]) -> dict[str, Layout]:
         """See `Unit`; if the input has no spatial axes, the parameters take its layout."""
