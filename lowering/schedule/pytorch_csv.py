@@ -3,7 +3,8 @@
 A cell has stage, action and micro-batch, such as ``0F3``: F is a forward pass, B a whole backward
 pass, I an input gradient, W a weight gradient. SEND_F, RECV_F, SEND_B and RECV_B are transfers that
 the device waits for. Empty cells are idle steps. The format has no updates: every stage is updated
-once, after all its other tasks.
+once, after all its other tasks. REDUCE_GRAD, which has no micro-batch and comes after a stage's
+last gradient, is the sum over replicas of the stage; an update begins with that sum.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ _ACTIONS = {
 }
 _KINDS = {name: kind for kind, name in _ACTIONS.items()}
 _TRANSFERS = (TaskKind.SF, TaskKind.RF, TaskKind.SB, TaskKind.RB)
+_REDUCE = re.compile(r"([0-9]{1,7})REDUCE_GRAD")
 _CELL = re.compile(r"([0-9]{1,7})([A-Z_]+)([0-9]{1,7})")
 
 
@@ -124,6 +126,8 @@ class _Draft:
     lanes: list[list[tuple[int, int, int]]] = field(default_factory=list)
     where: dict[int, int] = field(default_factory=dict)
     places: dict[tuple[int, int, int], str] = field(default_factory=dict)
+    reduced: dict[int, tuple[int, str]] = field(default_factory=dict)
+    """For each stage with a REDUCE_GRAD, how many tasks come before that, and its place."""
     faults: list[str] = field(default_factory=list)
 
     def read(self, device: int, line: str) -> None:
@@ -159,10 +163,13 @@ class _Draft:
             self.faults.append(f"line {device + 1}: has no task; each line is a device")
 
     def _task(self, cell: str, place: str) -> tuple[int, int, int] | None:
+        if reduces := _REDUCE.fullmatch(cell):
+            self._reduce(int(reduces[1]), place)
+            return None
         found = _CELL.fullmatch(cell)
         if found is None or found[2] not in _KINDS:
             why = ""
-            if any(word in cell for word in ("OVERLAP", "SHARD", "REDUCE")):
+            if any(word in cell for word in ("OVERLAP", "SHARD")):
                 why = " that is read (no overlapped passes, no sharded parameters)"
             self.faults.append(
                 f"{place}: {shown(cell, 30)} is no action{why}; there are stage, "
@@ -170,6 +177,20 @@ class _Draft:
             )
             return None
         return int(_KINDS[found[2]]), int(found[1]), int(found[3])
+
+    def _reduce(self, stage: int, place: str) -> None:
+        """Note where the gradients of a stage are summed over its replicas."""
+        number, line = len(self.places), len(self.lanes)
+        if stage in self.reduced:
+            self.faults.append(
+                f"{place}: {stage}REDUCE_GRAD is in {self.reduced[stage][1]} already"
+            )
+        elif self.where.get(stage) != line - 1:
+            self.faults.append(
+                f"{place}: {stage}REDUCE_GRAD comes before the gradients of the stage"
+            )
+        else:
+            self.reduced[stage] = number, place
 
     def check(self) -> None:
         """Find the gaps in the numbers, and the tasks that are missing."""
@@ -222,6 +243,11 @@ class _Draft:
                 other = (int(first), *task[1:])
                 if task[0] == second and order.get(other, -1) > order[task]:
                     yield f"{self.places[task]}: {_cell(task)} comes before {_cell(other)}"
+        gradients = TaskKind.B, TaskKind.DX, TaskKind.DW
+        for task, number in order.items():
+            before, place = self.reduced.get(task[1], (number + 1, ""))
+            if task[0] in gradients and number >= before:
+                yield f"{place}: {task[1]}REDUCE_GRAD comes before {_cell(task)}"
 
     def schedule(self, kind: str) -> Schedule:
         """The schedule, with an update of each stage."""

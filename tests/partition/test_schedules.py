@@ -298,6 +298,29 @@ def test_pytorch_reads_what_we_write():
             assert str(pipelining._Action.from_str(cell)) == cell
 
 
+def test_sums_of_gradients_are_part_of_the_updates():
+    text = (
+        "0F0,0F1,0B0,2F0,2F1,2B0,2B1,2REDUCE_GRAD,0B1,0REDUCE_GRAD\n1F0,1F1,1B0,1B1,1REDUCE_GRAD\n"
+    )
+    plain = "0F0,0F1,0B0,2F0,2F1,2B0,2B1,0B1\n1F0,1F1,1B0,1B1\n"
+    found = from_pytorch_csv(text)
+    assert str(found) == str(from_pytorch_csv(plain))
+
+
+def test_the_sums_that_pytorch_adds():
+    pipelining = pytest.importorskip(
+        "torch.distributed.pipelining.schedules", reason="needs the torch extra"
+    )
+    rows = to_pytorch_csv(make_schedule("1f1b", 3, 4)).splitlines()
+    found = []
+    for row in rows:
+        cells = [pipelining._Action.from_str(cell) for cell in row.split(",")]
+        found.append(",".join(map(str, pipelining._add_reduce_grad(cells, 4))))
+    text = "\n".join(found)
+    assert text.count("REDUCE_GRAD") == 3
+    assert str(from_pytorch_csv(text)) == str(from_pytorch_csv("\n".join(rows)))
+
+
 # Refusals --------------------------------------------------------------------------------------
 
 GOOD = str(make_schedule("1f1b", 2, 2))
@@ -349,6 +372,16 @@ def test_text_with_faults(change, message):
             "0SEND_F0,0F0,0RECV_B0,0B0\n1RECV_F0,1F0,1B0,1SEND_B0",
             "line 1, column 1: 0SEND_F0 comes before 0F0",
         ),
+        ("0REDUCE_GRAD,0F0,0B0", "line 1, column 1: 0REDUCE_GRAD comes before the gradients"),
+        ("0F0,0B0\n1F0,0REDUCE_GRAD,1B0", "line 2, column 5: 0REDUCE_GRAD comes before the grad"),
+        ("0F0,0F1,0B0,0REDUCE_GRAD,0B1", "line 1, column 13: 0REDUCE_GRAD comes before 0B1"),
+        ("0F0,0I0,0REDUCE_GRAD,0W0", "line 1, column 9: 0REDUCE_GRAD comes before 0W0"),
+        (
+            "0F0,0B0,0REDUCE_GRAD,0REDUCE_GRAD",
+            "line 1, column 22: 0REDUCE_GRAD is in line 1, column 9 already",
+        ),
+        ("0F0,0B0,0REDUCE_GRAD0", "line 1, column 9: '0REDUCE_GRAD0' is no action"),
+        ("0UNSHARD,0F0", "line 1, column 1: '0UNSHARD' is no action that is read (no overlapped"),
         ("\x00\x01", "line 1, column 1: '\\x00\\x01' is no action"),
     ],
 )
