@@ -16,6 +16,7 @@ half a unit in the last place, ``2**-9``.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -24,6 +25,7 @@ from fpgapipe.hw.hls_models.numerics.mx import MX_BLOCK
 from fpgapipe.lowering.units.layers.conv_of_layer import conv_of
 from fpgapipe.lowering.units.layers.step_units import ProductUnit
 from fpgapipe.lowering.units.network_units import units_of
+from fpgapipe.lowering.units.tensor_names import TensorNames
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -120,6 +122,7 @@ def product_errors(program: StepProgram, memory: NDArray[np.uint8]) -> list[Prod
         again (``StepProgram.set_parameters``).
     """
     found: list[ProductError] = []
+    names = TensorNames(program.graph)
     for unit in units_of(program.graph):
         if not isinstance(unit, ProductUnit):
             continue
@@ -130,19 +133,22 @@ def product_errors(program: StepProgram, memory: NDArray[np.uint8]) -> list[Prod
         x = x.reshape(conv.batch, conv.h, conv.w, conv.cin)
         weight = next(p.name for p in layer.parameters if p.spec.role == "weight")
         w = program.read(memory, weight).astype(np.float64).reshape(conv.cout, -1)
-        sums = f"{name}.sums" if f"{name}.sums" in program.places else unit.name
+        inner = partial(names.inner, unit.name)
+        sums = inner(f"{name}.sums")
+        sums = sums if sums in program.places else unit.name
         seen = unfolded(conv, x)
         found.append(_held(name, "forward", program, memory, sums, seen, w, conv.depth))
         if not program.options.train:
             continue
-        dz = f"{name}.dsums" if unit.slope is not None else program.gradients[unit.name]
+        dz = inner(f"{name}.dsums") if unit.slope is not None else program.gradients[unit.name]
         dy = program.read(memory, dz).astype(np.float64).reshape(-1, conv.cout)
         positions = dy.shape[0]
         found.append(
             _held(name, "weight", program, memory, f"{weight}.gradient", dy.T, seen.T, positions)
         )
-        if f"{name}.dx" in program.places:
-            found.append(_held_input(conv, name, program, memory, dy, w))
+        dx = inner(f"{name}.dx")
+        if dx in program.places:
+            found.append(_held_input(conv, name, program, memory, dx, dy, w))
     return found
 
 
@@ -173,6 +179,7 @@ def _held_input(
     layer: str,
     program: StepProgram,
     memory: NDArray[np.uint8],
+    result: str,
     dy: Matrix,
     w: Matrix,
 ) -> ProductError:
@@ -187,7 +194,6 @@ def _held_input(
     magnitude = back(np.abs(dy), np.abs(w))
     bound = back(np.abs(dy), step_w) + back(step_dy, np.abs(w)) + back(step_dy, step_w)
     variance = (back(dy**2, step_w**2) + back(step_dy**2, w**2)) / 12
-    result = f"{layer}.dx"
     got = program.read(memory, result).astype(np.float64).reshape(exact.shape)
     terms = conv.taps * conv.cout
     return _error(layer, "input", program, result, got, exact, magnitude, bound, variance, terms)

@@ -16,17 +16,12 @@ from fpgapipe.lowering.units.step_options import NORM, SUFFIXES
 if TYPE_CHECKING:
     from fpgapipe.network.graph import Graph
 
-_OF_STEP = re.compile(
-    "|".join(
-        (
-            rf"({'|'.join((LABELS, LOSS, CORRECT))})( of .*)?",
-            *map(re.escape, (*SUFFIXES, NORM)),
-            "identity|clip|tied|total of squares|updated parameters|(row|class) numbers .*",
-        )
-    ),
-    re.DOTALL,
-)
-"""Tensors that no layer has, but the step."""
+_OWN = (
+    LABELS, LOSS, CORRECT, *SUFFIXES, NORM, "identity", "clip", "tied", "total of squares",
+    "updated parameters", "row numbers", "class numbers",
+)  # fmt: skip
+_OF_STEP = re.compile(rf"({'|'.join(map(re.escape, _OWN))})([ \d].*)?", re.DOTALL)
+"""Tensors that no layer has, but the step; some of them are numbered, or those of an output."""
 
 _BEHIND = re.compile(r"[.\[ ]")
 """What may follow a parameter's name in that of a tensor that belongs to it."""
