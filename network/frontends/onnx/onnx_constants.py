@@ -210,7 +210,7 @@ def _elements(node: Any, operands: dict[str, NDArray[np.generic]]) -> float:
         return float(read)
 
 
-_MOVING = ("Expand", "Slice", "Concat", "Split")
+_MOVING = ("Expand", "Slice", "Concat", "Split", "Tile")
 """Operators whose results stay learnable if they are translated to layers instead of folded."""
 
 _REARRANGING = ("Identity", "Reshape", "Transpose", "Squeeze", "Unsqueeze", "Flatten", "Cast")

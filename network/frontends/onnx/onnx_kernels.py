@@ -7,6 +7,7 @@ kernels here it runs models of every opset that is read.
 from __future__ import annotations
 
 import math
+from itertools import product
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -75,8 +76,90 @@ class Softmax(LogSoftmax):
         return (np.exp(super()._run(x, axis=axis)[0]),)
 
 
+class ConvTranspose(OpRun):  # type: ignore[misc]
+    """A transposed convolution: each element of the input adds the weight's taps to the result.
+
+    The evaluator's kernel ignores ``output_shape`` where ``auto_pad`` is not given, and computes
+    groups wrongly.
+    """
+
+    def _run(
+        self,
+        x: NDArray[Any],
+        weight: NDArray[Any],
+        bias: NDArray[Any] | None = None,
+        auto_pad: str = "NOTSET",
+        dilations: list[int] | None = None,
+        group: int = 1,
+        kernel_shape: list[int] | None = None,
+        output_padding: list[int] | None = None,
+        output_shape: list[int] | None = None,
+        pads: list[int] | None = None,
+        strides: list[int] | None = None,
+    ) -> tuple[NDArray[Any]]:
+        kernel, sizes = weight.shape[2:], x.shape[2:]
+        rank = len(kernel)
+        step, apart = strides or [1] * rank, dilations or [1] * rank
+        more = output_padding or [0] * rank
+        whole = [
+            step[i] * (sizes[i] - 1) + more[i] + (kernel[i] - 1) * apart[i] + 1 for i in range(rank)
+        ]
+        if output_shape is None and auto_pad in ("SAME_UPPER", "SAME_LOWER"):
+            output_shape = [sizes[i] * step[i] for i in range(rank)]
+        begins = (pads or [0] * rank)[:rank]
+        ends = (pads or [0] * 2 * rank)[rank:]
+        if output_shape is not None:
+            total = [whole[i] - output_shape[i - rank] for i in range(rank)]
+            begins = [each // 2 if auto_pad == "SAME_UPPER" else each - each // 2 for each in total]
+            ends = [total[i] - begins[i] for i in range(rank)]
+        samples, channels = x.shape[:2]
+        grouped = x.reshape(samples, group, channels // group, *sizes)
+        taps = weight.reshape(group, channels // group, *weight.shape[1:])
+        result = np.zeros((samples, group, weight.shape[1], *whole), x.dtype)
+        for place in product(*map(range, kernel)):
+            at = tuple(
+                slice(place[i] * apart[i], place[i] * apart[i] + step[i] * sizes[i], step[i])
+                for i in range(rank)
+            )
+            own: Any = (..., *place)
+            tap = taps[own]
+            result[(slice(None),) * 3 + at] += np.einsum("ngc...,gco->ngo...", grouped, tap)
+        result = result.reshape(samples, -1, *whole)
+        cut = tuple(slice(begins[i], whole[i] - ends[i]) for i in range(rank))
+        result = result[(slice(None),) * 2 + cut]
+        if bias is not None:
+            result = result + bias.reshape(-1, *(1,) * rank)
+        return (result,)
+
+
+class GroupNormalization(OpRun):  # type: ignore[misc]
+    """Group normalisation, with scales and shifts of groups (version 18) or of channels.
+
+    The evaluator has no kernel for the former.
+    """
+
+    def _run(
+        self,
+        x: NDArray[Any],
+        scale: NDArray[Any],
+        bias: NDArray[Any],
+        num_groups: int = 1,
+        epsilon: float = 1e-5,
+        **_: Any,
+    ) -> tuple[NDArray[Any]]:
+        samples, channels = x.shape[:2]
+        rows = x.reshape(samples, num_groups, -1)
+        centred = rows - rows.mean(-1, keepdims=True)
+        normal = centred / np.sqrt((centred**2).mean(-1, keepdims=True) + epsilon)
+        each = np.stack((scale, bias)).repeat(channels // len(scale), axis=1)
+        own_scale, own_bias = each.reshape(2, channels, *(1 for _ in x.shape[2:]))
+        return (normal.reshape(x.shape) * own_scale + own_bias,)
+
+
 _KERNELS: tuple[tuple[float, Any], ...] = (
     (math.inf, LRN),
+    (math.inf, ConvTranspose),
+    (math.inf, GroupNormalization),
     (19, DequantizeLinear),
     (14, BatchNormalization),
     (13, LogSoftmax),

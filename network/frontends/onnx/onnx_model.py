@@ -1,8 +1,7 @@
 """Reading of ONNX models, which are checked and then translated node by node.
 
 `onnx_constants` folds constants, `onnx_translation` is the machinery of the translation, and
-`onnx_products`, `onnx_recurrent`, `onnx_pointwise`, `onnx_layout`, `onnx_masks` and `onnx_resize`
-have one for each operator.
+the other modules have one for each operator.
 """
 
 from __future__ import annotations
@@ -18,6 +17,7 @@ from fpgapipe.errors import FileError
 from fpgapipe.files import read_bytes
 from fpgapipe.network.frontends.builder import Unsupported
 from fpgapipe.network.frontends.onnx import (  # noqa: F401 (they register their translations)
+    onnx_composed,
     onnx_integers,
     onnx_layout,
     onnx_masks,
@@ -102,7 +102,7 @@ def load_model(onnx: Any, path: Path) -> Any:
             read_external(onnx, path, model)
             if not model.graph.node:
                 raise FileError(path, ["is no ONNX model, or one without nodes"])
-            onnx.checker.check_model(model)
+            _check(onnx, model)
             if model.functions:
                 from onnx import inliner
 
@@ -116,12 +116,32 @@ def load_model(onnx: Any, path: Path) -> Any:
     return model
 
 
+def _check(onnx: Any, model: Any) -> None:
+    """Run ONNX's checker, which refuses the first form of GroupNormalization as deprecated."""
+    from fpgapipe.network.frontends.onnx.onnx_kernels import opset_of
+
+    deprecated = [
+        (node, onnx.NodeProto.FromString(node.SerializeToString()))
+        for node in model.graph.node
+        if node.op_type == "GroupNormalization" and not node.domain
+    ]
+    if opset_of(model) >= 21:
+        deprecated = []
+    for node, _ in deprecated:  # an operator with the same operands takes its place
+        node.op_type = "InstanceNormalization"
+        del node.attribute[:]
+    try:
+        onnx.checker.check_model(model)
+    finally:
+        for node, own in deprecated:
+            node.CopyFrom(own)
+
+
 def _opset(onnx: Any, path: Path, model: Any) -> int:
     """The version of ONNX's own operators that a model uses; others than the known are refused."""
     from fpgapipe.network.frontends.onnx.onnx_kernels import opset_of
 
-    newest = onnx.defs.onnx_opset_version()
-    version = opset_of(model)
+    newest, version = onnx.defs.onnx_opset_version(), opset_of(model)
     if not MIN_OPSET <= version <= newest:
         raise FileError(
             path,

@@ -96,16 +96,6 @@ def _with_number(function: str, number: float, *, number_is_left: bool) -> Affin
     return None
 
 
-@handles("Sum")
-def _sum(t: Translation, node: Any) -> None:
-    layers = t.layers(node)
-    total = layers[0]
-    for i, other in enumerate(layers[1:], 1):
-        name = node_name(node) if i == len(layers) - 1 else f"{node_name(node)}.{i}"
-        total = t.add(name, Binary("add"), total, other)
-    t.give(node, total)
-
-
 @handles(*_ACTIVATIONS)
 def _activation(t: Translation, node: Any) -> None:
     t.first(node, Activation(_ACTIVATIONS[node.op_type]))
@@ -289,25 +279,31 @@ def _scaled_and_shifted(t: Translation, name: str, layer: str, scale: str, shift
     return layer
 
 
-@handles("LayerNormalization")
+@handles("LayerNormalization", "RMSNormalization")
 def _layer_norm(t: Translation, node: Any) -> None:
+    """Normalise the last axes; a scale of another shape multiplies the result."""
     t.refuse_outputs(node)
-    attributes = t.attributes(node)
+    attributes, name = t.attributes(node), node_name(node)
     shape = t.tensor(node.input[0]).shape
-    axes = len(shape) - normalise_axis(attributes.get("axis", -1), len(shape))
-    epsilon = attributes.get("epsilon", 1e-5)
-    values = {"weight": (node.input[1], t.weight(node, 1, "scale"))}
-    if t.operand(node, 2):
-        values["bias"] = (node.input[2], t.weight(node, 2, "bias"))
-    if not t.readings.can_own_each(*values.values()):
-        name = node_name(node)
-        layer = t.add(f"{name}.norm", LayerNorm(axes, epsilon, False), t.layer(node.input[0]))
-        layer = t.add(f"{name}.mul", Binary("mul"), layer, t.layer(node.input[1]))
-        if "bias" in values:
-            layer = t.add(name, Binary("add"), layer, t.layer(node.input[2]))
-        t.give(node, layer)
+    first = normalise_axis(attributes.get("axis", -1), len(shape))
+    settings = len(shape) - first, attributes.get("epsilon", 1e-5)
+    centred, biased = node.op_type == "LayerNormalization", bool(t.operand(node, 2))
+    given = [t.value(node, 1)] + [t.value(node, 2)] * biased
+    values = {
+        role: (node.input[place], value)
+        for place, (role, value) in enumerate(zip(("weight", "bias"), given, strict=False), 1)
+        if value is not None and value.shape == shape[first:]
+    }
+    if len(values) == len(given) and t.readings.can_own_each(*values.values()):
+        t.first(node, LayerNorm(*settings, True, biased, centred), **values)
         return
-    t.first(node, LayerNorm(axes, epsilon, True, "bias" in values), **values)
+    operator = LayerNorm(*settings, affine=False, centred=centred)
+    layer = t.add(f"{name}.norm", operator, t.layer(node.input[0]))
+    last = name if not biased else f"{name}.mul"
+    layer = t.add(last, Binary("mul"), layer, t.layer(node.input[1]))
+    if biased:
+        layer = t.add(name, Binary("add"), layer, t.layer(node.input[2]))
+    t.give(node, layer)
 
 
 @handles("GroupNormalization", "InstanceNormalization")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from fpgapipe.errors import shown
@@ -97,10 +97,6 @@ def _conv_transpose(t: Translation, node: Any) -> None:
     weight = t.weight(node, 1, "weight")
     kernel = tuple(int(size) for size in weight.shape[2:])
     ones = (1,) * len(kernel)
-    if attributes.get("auto_pad", b"NOTSET") not in (b"NOTSET", b"VALID"):
-        raise Unsupported("only with padding given as numbers, not by auto_pad")
-    if "output_shape" in attributes:
-        raise Unsupported("only with padding given as numbers, not by output_shape")
     if tuple(attributes.get("kernel_shape", kernel)) != kernel:
         raise Unsupported(
             f"kernel_shape {list(attributes['kernel_shape'])} contradicts its weight, whose kernel "
@@ -113,17 +109,53 @@ def _conv_transpose(t: Translation, node: Any) -> None:
     values = {"weight": (node.input[1], weight)}
     if t.operand(node, 2):
         values["bias"] = (node.input[2], t.weight(node, 2, "bias"))
+    stride = tuple(attributes.get("strides", ones))
+    dilation = tuple(attributes.get("dilations", ones))
+    more = tuple(attributes.get("output_padding", (0,) * len(kernel)))
+    given = stride, dilation, more
     operator = ConvTranspose(
         int(weight.shape[1]) * groups,
         kernel,
-        tuple(attributes.get("strides", ones)),
-        _padding(attributes, sizes, kernel, ones, ones),
-        tuple(attributes.get("output_padding", (0,) * len(kernel))),
-        tuple(attributes.get("dilations", ones)),
+        stride,
+        transposed_padding(attributes, sizes, kernel, *given),
+        more,
+        dilation,
         groups,
         "bias" in values,
     )
     t.first(node, operator, **values)
+
+
+def transposed_padding(
+    attributes: Mapping[str, Any],
+    sizes: Sequence[int],
+    kernel: Sequence[int],
+    stride: Sequence[int],
+    dilation: Sequence[int],
+    more: Sequence[int],
+) -> Padding:
+    """What a transposed convolution cuts off: given, or so that the result has a wanted size."""
+    auto = attributes.get("auto_pad", b"NOTSET")
+    wanted = attributes.get("output_shape")
+    if wanted is None and auto not in (b"SAME_UPPER", b"SAME_LOWER"):
+        return _padding(dict(attributes), sizes, kernel, stride, dilation)
+    if wanted is None:
+        wanted = [size * step for size, step in zip(sizes, stride, strict=True)]
+    if len(wanted) not in (len(kernel), len(kernel) + 2):
+        raise Unsupported(f"output_shape must have {len(kernel)} entries, not {len(wanted)}")
+    padding = []
+    axes = zip(sizes, kernel, stride, dilation, more, wanted[-len(kernel) :], strict=True)
+    for size, window, step, apart, extra, want in axes:
+        whole = step * (size - 1) + extra + (window - 1) * apart + 1
+        total = whole - want
+        if total < 0:
+            raise Unsupported(
+                f"its windows give {whole} elements along an axis, and a result of {want} would "
+                "need padding of less than 0; give output_padding"
+            )
+        less, rest = total // 2, total - total // 2
+        padding.append((less, rest) if auto == b"SAME_UPPER" else (rest, less))
+    return tuple(padding)
 
 
 def pooling(t: Translation, node: Any) -> Pool:

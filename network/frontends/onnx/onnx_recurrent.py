@@ -15,7 +15,16 @@ from fpgapipe.network.frontends.recurrent import (
     last_cells,
     last_states,
 )
-from fpgapipe.network.operators import Constant, Gru, Lstm, Recurrent, Reshape, Transpose
+from fpgapipe.network.operators import (
+    AxisMap,
+    Constant,
+    Gru,
+    Lstm,
+    Recurrent,
+    Reshape,
+    Transpose,
+)
+from fpgapipe.network.operators.axis_map import selection
 
 if TYPE_CHECKING:
     import numpy as np
@@ -43,28 +52,46 @@ def _recurrent(t: Translation, node: Any) -> None:
         bool(i < len(node.output) and node.output[i] and t.consumers[node.output[i]])
         for i in range(3)
     ]
-    name = node_name(node)
-    x = t.add(f"{name}.batch_first", Transpose((1, 0, 2)), t.layer(node.input[0]))
+    name, first = node_name(node), bool(attributes.get("layout", 0))
+    backwards = attributes.get("direction", b"forward") == b"reverse"
+    x = t.layer(node.input[0])
+    if not first:
+        x = t.add(f"{name}.batch_first", Transpose((1, 0, 2)), x)
+    if backwards:
+        x = _flipped(t, f"{name}.backwards", x)
     bias = t.value(node, 3)
     if t.operand(node, 3) and bias is None:
         raise Unsupported("its bias is not constant")
     settings = hidden, both, bias is not None
     operator = Lstm(*settings, final_cell=reads[2]) if is_lstm else Gru(*settings)
     batch, positions, _ = t.builder.tensor(x).shape
-    states = _initial(t, node, operator, batch)
+    states = _initial(t, node, operator, batch, first)
     if isinstance(operator, Gru) and not attributes.get("linear_before_reset", 0):
         layer = reset_first(t, name, node, operator, x, states, bias)
     else:
         layer = _layer(t, node, operator, x, states, bias)
+    states_of = {}
     if reads[2]:
-        t.give(node, last_cells(t.builder, f"{name}.y_c", layer, operator), output=2)
-        layer = hidden_states(t.builder, f"{name}.hidden", layer)
+        states_of[2] = last_cells(t.builder, f"{name}.y_c", layer, operator)
+        layer = hidden_states(t.builder, f"{name}.states", layer)
+    if reads[1]:
+        states_of[1] = last_states(t.builder, f"{name}.y_h", layer, operator)
+    for output, state in states_of.items():
+        if first:
+            state = t.add(f"{state}.batch_first", Transpose((1, 0, 2)), state)
+        t.give(node, state, output=output)
     if reads[0]:
+        if backwards:
+            layer = _flipped(t, f"{name}.forwards", layer)
         split = Reshape((batch, positions, operator.num_directions, hidden))
         rows = t.add(f"{name}.directions", split, layer)
-        t.give(node, t.add(f"{name}.y", Transpose((1, 2, 0, 3)), rows))
-    if reads[1]:
-        t.give(node, last_states(t.builder, f"{name}.y_h", layer, operator), output=1)
+        t.give(node, rows if first else t.add(f"{name}.y", Transpose((1, 2, 0, 3)), rows))
+
+
+def _flipped(t: Translation, name: str, layer: str) -> str:
+    """Add the layer that has the positions in the other order."""
+    positions = t.builder.tensor(layer).shape[1]
+    return t.add(name, AxisMap(1, selection(reversed(range(positions)))), layer)
 
 
 def _layer(
@@ -93,13 +120,13 @@ def _layer(
 def _refuse(t: Translation, node: Any, attributes: dict[str, Any]) -> None:
     """Refuse what PyTorch's layers do not have."""
     direction = attributes.get("direction", b"forward")
-    if direction == b"reverse" or attributes.get("layout", 0) or "clip" in attributes:
-        raise Unsupported("only direction forward or bidirectional, layout 0, without clip")
+    if "clip" in attributes:
+        raise Unsupported("only without clip")
     default = FUNCTIONS[node.op_type] * (2 if direction == b"bidirectional" else 1)
     if attributes.get("input_forget", 0) or attributes.get("activations", default) != default:
         raise Unsupported("only the standard gates and activations")
     if t.operand(node, 4):
-        positions = t.static_shape(node.input[0])[0]
+        positions = t.static_shape(node.input[0])[1 if attributes.get("layout", 0) else 0]
         if (t.weight(node, 4, "sequence_lens") != positions).any():
             raise Unsupported(
                 f"only sequences that all have the {positions} positions of the input"
@@ -108,8 +135,8 @@ def _refuse(t: Translation, node: Any, attributes: dict[str, Any]) -> None:
         raise Unsupported("only peepholes of zeros")
 
 
-def _initial(t: Translation, node: Any, operator: Recurrent, batch: int) -> list[str]:
-    """Layers of the initial states; none if they are all zeros."""
+def _initial(t: Translation, node: Any, operator: Recurrent, batch: int, first: bool) -> list[str]:
+    """Layers of the initial states, given with the batch `first`; none if they are all zeros."""
     import numpy as np
 
     name = node_name(node)
@@ -126,6 +153,8 @@ def _initial(t: Translation, node: Any, operator: Recurrent, batch: int) -> list
         own = f"{name}.{which}"
         if given:
             state = t.layer(given)
+            if first:
+                state = t.add(f"{own}.directions_first", Transpose((1, 0, 2)), state)
         else:
             zeros: NDArray[np.generic] = np.zeros(shape, np.float32)
             values = {"value": (f"{own}.zeros", zeros)}
