@@ -28,6 +28,7 @@ _GRAPH_KEYS = (
 _NODE = re.compile(r"(?P<name>\S+) -- (?P<label>.*) -- (?P<numbers>forward_compute_time=.*)")
 _EDGE = re.compile(r"\s+(\S+) -- (\S+)\s*")
 _INPUT = re.compile(r"Input\d*")
+_STAGE = re.compile(r"stage_id=\d+", re.ASCII)
 
 
 def read_csv_profile(path: Path, batch: int | None = None) -> Graph:
@@ -52,6 +53,10 @@ def read_csv_profile(path: Path, batch: int | None = None) -> Graph:
             faults.add(1, f"unknown column {column!r}{nearest(column, CSV_COLUMNS)}")
         if column and header.count(column) > 1:
             faults.add(1, f"column {column!r} is there twice")
+    while header and not header[-1]:
+        header.pop()
+    if "" in header:
+        faults.add(1, f"column {header.index('') + 1} has no name")
     faults.raise_if_any()
 
     builder = GraphBuilder(path.stem, None)
@@ -166,9 +171,16 @@ def _graph(
 
 def _node(faults: Faults, line: int, name: str, label: str, text: str) -> Measured:
     values: dict[str, str] = {}
-    for part in text.split(" -- ")[0].split(", "):  # a stage number may follow
-        key, _, value = part.partition("=")
-        values[key.strip()] = value
+    first, *further = text.split(" -- ")
+    for part in first.split(", "):
+        key, _, value = (each.strip() for each in part.partition("="))
+        if key not in _GRAPH_KEYS or key in values:
+            what = "is there twice" if key in values else "is not read; leave it out"
+            faults.add(line, f"node {name!r}: {shown(key)} {what}")
+        values[key] = value
+    for part in further:  # the stage in which PipeDream had the layer
+        if not _STAGE.fullmatch(part.strip()):
+            faults.add(line, f"node {name!r}: {shown(part.strip())} is not read; leave it out")
     numbers = []
     for key in _GRAPH_KEYS:
         if key not in values:

@@ -6,15 +6,19 @@ The first line of the file has one of two forms::
         Strides
     Layer, M, N, K
 
+Convolutions may have a second stride, that of the width, and either form a column ``Sparsity``, in
+which every layer has to be dense (``1:1``). Other columns are refused.
+
 SCALE-Sim's inputs are already padded, and the sizes of its outputs are rounded up, so a last,
 partly filled window counts. Padding after the data gives our layers the same sizes. The layers form
 a chain; where the output of one is not the input of the next (because of pooling or padding), an
 ``unlisted`` layer is inserted between them.
 """
 
+import re
 from pathlib import Path
 
-from fpgapipe.errors import FileError
+from fpgapipe.errors import FileError, shown
 from fpgapipe.network.frontends.text import Faults, csv_rows
 from fpgapipe.network.graph import Graph, GraphBuilder, NetworkError
 from fpgapipe.network.operators import Conv, Linear, Operator, Unlisted
@@ -32,18 +36,44 @@ CONV_COLUMNS = (
 GEMM_COLUMNS = ("m", "n", "k")
 
 
+STRIDES_OF_HEIGHT = ("strides", "stride", "stride height")
+STRIDES_OF_WIDTH = ("stride width", "strides width", "stride w")
+
+
+def _names(header: list[str]) -> list[str]:
+    """Names of all columns in one spelling, without the empty ones at the end."""
+    names = [" ".join(cell.lower().replace("_", " ").split()) for cell in header]
+    while names and not names[-1]:
+        names.pop()
+    return names
+
+
 def columns_of(header: list[str]) -> tuple[str, ...] | None:
     """The columns of the form to which a first row belongs; None if it is neither."""
-    names = [" ".join(cell.lower().replace("_", " ").split()) for cell in header]
+    names = _names(header)
     if not names or names[0] not in ("layer", "layer name", "layername", "name"):
         return None
     for columns in (CONV_COLUMNS, GEMM_COLUMNS):
-        found = tuple(
-            name.replace("stride height", "strides") for name in names[1 : len(columns) + 1]
-        )
-        if found in (columns, (*columns[:-1], "stride"), (*columns[:-2], "num filters", "strides")):
+        found = [
+            "strides" if name in STRIDES_OF_HEIGHT else name.replace("num filters", "num filter")
+            for name in names[1 : len(columns) + 1]
+        ]
+        if tuple(found) == columns:
             return columns
     return None
+
+
+def _further_columns(faults: Faults, line: int, header: list[str], known: int) -> list[str]:
+    """The columns behind those of the form; those that nobody reads are faults."""
+    further = _names(header)[known + 1 :]
+    for place, name in enumerate(further):
+        is_stride = known == len(CONV_COLUMNS) and place == 0 and name in STRIDES_OF_WIDTH
+        if not is_stride and name != "sparsity":
+            cell = header[known + 1 + place]
+            faults.add(line, f"column {cell!r} is not read; leave it out")
+        elif further.count(name) > 1:
+            faults.add(line, f"column {header[known + 1 + place]!r} is there twice")
+    return further
 
 
 def read_scalesim(path: Path, batch: int | None = None) -> Graph:
@@ -72,6 +102,8 @@ def read_scalesim(path: Path, batch: int | None = None) -> Graph:
             f"{path}: a table of matrix products has its batch in M; --batch does not apply to it"
         )
     faults = Faults(path)
+    further = _further_columns(faults, *rows[0], len(columns))
+    faults.raise_if_any()
     layers: list[tuple[int, str, Tensor, Operator]] = []
     seen: dict[str, int] = {}
     for line, cells in rows[1:]:
@@ -87,10 +119,12 @@ def read_scalesim(path: Path, batch: int | None = None) -> Graph:
             faults.add(line, f"layer {name!r} has {len(cells)} columns, not {len(columns) + 1}")
             continue
         known = len(faults)
+        own, more = cells[1 : len(columns) + 1], cells[len(columns) + 1 :]
         numbers = [
             faults.integer(line, f"layer {name!r}: {column}", cell)
-            for column, cell in zip(columns, cells[1:], strict=False)
+            for column, cell in zip(columns, own, strict=True)
         ]
+        stride = _read_further(faults, line, name, further, more, columns is CONV_COLUMNS)
         if len(faults) > known:
             continue
         try:
@@ -99,7 +133,7 @@ def read_scalesim(path: Path, batch: int | None = None) -> Graph:
                 layers.append((line, name, Tensor((m, k)), Linear(n, bias=False)))
             else:
                 x = Tensor((batch or 1, numbers[4], *numbers[:2]))
-                conv = _conv(faults, line, name, numbers)
+                conv = _conv(faults, line, name, numbers, stride or numbers[-1])
                 layers += [(line, name, x, conv)] if conv else []
         except ShapeError as error:
             faults.add(line, f"layer {name!r}: {error}")
@@ -109,8 +143,30 @@ def read_scalesim(path: Path, batch: int | None = None) -> Graph:
     return _chain(path, 1 if columns is GEMM_COLUMNS else batch or 1, layers)
 
 
-def _conv(faults: Faults, line: int, name: str, numbers: list[int]) -> Conv | None:
-    height, width, kernel_height, kernel_width, _, filters, stride = numbers
+def _read_further(
+    faults: Faults, line: int, name: str, further: list[str], cells: list[str], is_conv: bool
+) -> int | None:
+    """Read the cells behind those of the form; gives the stride of the width, if there is one.
+
+    SCALE-Sim takes an eighth number of a convolution as that stride, whether the header has it or
+    not.
+    """
+    if is_conv and not further:
+        further = ["stride width"]
+    values = dict(zip(further, cells, strict=False))
+    for cell in filter(None, cells[len(further) :]):
+        faults.add(line, f"layer {name!r}: no column says what {shown(cell)} is")
+    sparsity = values.pop("sparsity", "") or "1:1"
+    if not re.fullmatch(r"(\d{1,9}):\1", sparsity, re.ASCII):
+        faults.add(line, f"layer {name!r}: sparsity must be 1:1 (dense), not {shown(sparsity)}")
+    (stride,) = values.values() or ("",)
+    return faults.integer(line, f"layer {name!r}: stride of the width", stride) if stride else None
+
+
+def _conv(
+    faults: Faults, line: int, name: str, numbers: list[int], stride_width: int
+) -> Conv | None:
+    height, width, kernel_height, kernel_width, _, filters, stride_height = numbers
     if kernel_height > height or kernel_width > width:
         faults.add(
             line,
@@ -119,12 +175,12 @@ def _conv(faults: Faults, line: int, name: str, numbers: list[int]) -> Conv | No
         )
         return None
     # Outputs are rounded up: as many zeros as the last window lacks are added after the data.
+    kernel, strides = (kernel_height, kernel_width), (stride_height, stride_width)
     padding = tuple(
-        (0, -(size - kernel) % stride)
-        for size, kernel in ((height, kernel_height), (width, kernel_width))
+        (0, -(size - k) % stride)
+        for size, k, stride in zip((height, width), kernel, strides, strict=True)
     )
-    kernel = (kernel_height, kernel_width)
-    return Conv(filters, kernel, (stride, stride), padding, (1, 1), bias=False)
+    return Conv(filters, kernel, strides, padding, (1, 1), bias=False)
 
 
 def _chain(path: Path, batch: int, layers: list[tuple[int, str, Tensor, Operator]]) -> Graph:

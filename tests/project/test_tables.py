@@ -14,7 +14,7 @@ Layer name, IFMAP Height, IFMAP Width, Filter Height, Filter Width, Channels, Nu
 Conv1     ,224         ,224        ,11           ,11          ,3       ,96        ,4      ,
 ,,,,,,,
 Conv2, 27, 27, 5, 5, 96, 256, 1,
-FC6,1,1,1,1,256,10,1,extra,,
+FC6,1,1,1,1,256,10,1,,,
 """
 
 GEMMS = "Layer,M,N,K\nQKT,1024,512,64\nQKTV,1024,64,512\n"
@@ -66,6 +66,29 @@ def test_scalesim_convolutions(write):
     assert graph.layers["Conv1"].output.shape == (2, 96, 55, 55)
     assert graph.layers["Conv1"].macs == 2 * 96 * 55 * 55 * 11 * 11 * 3
     assert graph.totals.parameters == 96 * 363 + 256 * 2400 + 2560
+
+
+@pytest.mark.parametrize("header", ["Strides,", "Stride Height,Stride Width", "strides,stride_w,"])
+def test_scalesim_reads_a_second_stride(write, header):
+    """SCALE-Sim takes an eighth number as that of the width, whether a column names it or not."""
+    names = CONVS.splitlines()[0].removesuffix("Strides,")
+    text = f"{names}{header}\na,16,21,3,3,4,8,3,2,\nb,5,9,1,1,8,8,2\n"
+    graph = load_network(write(text, "net.csv"))
+    assert graph.layers["a"].output.shape == (1, 8, 6, 10)
+    assert graph.layers["b"].output.shape == (1, 8, 3, 5)
+
+
+@pytest.mark.parametrize("table", [CONVS, GEMMS])
+def test_scalesim_takes_dense_layers_only(write, table):
+    header, first, *others = table.replace(",\n", "\n").splitlines()
+    dense = "\n".join([f"{header}, Sparsity", f"{first},1:1", *others])
+    assert load_network(write(dense, "net.csv")) == load_network(write(table, "net.csv"))
+    with pytest.raises(FileError) as error:
+        load_network(write(dense.replace("1:1", "2:4"), "net.csv"))
+    name = first.split(",")[0].strip()
+    assert list(error.value.faults) == [
+        f"line 2: layer {name!r}: sparsity must be 1:1 (dense), not '2:4'"
+    ]
 
 
 def test_scalesim_products(write):
@@ -143,6 +166,54 @@ REFUSED = [
     (CONVS.splitlines()[0], "net.csv", ["the table has no layers"]),
     (GEMMS + "x,1,2\n", "net.csv", ["line 4: layer 'x' has 3 columns, not 4"]),
     (GEMMS + ",1,2,3\n", "net.csv", ["line 4: the layer has no name"]),
+    (
+        CONVS.replace("Strides,", "Strides, Padding, Sparsity, sparsity"),
+        "net.csv",
+        [
+            "line 1: column 'Padding' is not read; leave it out",
+            "line 1: column 'Sparsity' is there twice",
+            "line 1: column 'sparsity' is there twice",
+        ],
+    ),
+    (
+        CONVS.replace("256,10,1,", "256,10,1,2,3,extra").replace("96, 256, 1,", "96, 256, 1, x"),
+        "net.csv",
+        [
+            "line 4: layer 'Conv2': stride of the width must be an integer of 1..2**53, not 'x'",
+            "line 5: layer 'FC6': no column says what '3' is",
+            "line 5: layer 'FC6': no column says what 'extra' is",
+        ],
+    ),
+    (
+        GEMMS.replace("K\n", "K, B\n", 1),
+        "net.csv",
+        ["line 1: column 'B' is not read; leave it out"],
+    ),
+    (
+        GEMMS + "x,1,2,3,4\n",
+        "net.csv",
+        ["line 4: layer 'x': no column says what '4' is"],
+    ),
+    (
+        TIMES.replace("forward_s,", "forward_s,,").replace("1.5e-3,", "1.5e-3,7,"),
+        "net.csv",
+        ["line 1: column 3 has no name"],
+    ),
+    (
+        pipedream(
+            a=("activation_size=1000.000,", "activation_size=1000.000, gradient_size=4, ="),
+            b=("stage_id=1", "device_id=1 -- stage_id=2"),
+            c=("500.0, ", "500.0, activation_size=1, "),
+        ),
+        "net.txt",
+        [
+            "line 1: node 'node2': 'gradient_size' is not read; leave it out",
+            "line 1: node 'node2': '' is not read; leave it out",
+            "line 1: node 'node2' has no parameter_size",
+            "line 2: node 'node1': 'activation_size' is there twice",
+            "line 3: node 'node3': 'device_id=1' is not read; leave it out",
+        ],
+    ),
     (
         TIMES.replace("forward_s", "foward_s").replace(",weight_bytes", ""),
         "net.csv",
