@@ -420,6 +420,14 @@ def _slice(o: ops.Slice, own: Weights, args: list[Any], training: bool) -> Any:
     return args[0][tuple(index)]
 
 
+def _local_response_norm(o: ops.LocalResponseNorm, own: Weights, args: list[Any], _: bool) -> Any:
+    from torch.nn import functional
+
+    x = args[0].flip(1) if o.upper else args[0]
+    y = functional.local_response_norm(x, o.size, o.alpha, o.beta, o.bias)
+    return y.flip(1) if o.upper else y
+
+
 def _functional(name: str, *attributes: str) -> Callable[..., Any]:
     """Runner that calls a function of ``torch.nn.functional`` with some operator attributes."""
 
@@ -498,7 +506,7 @@ _RUNS: dict[type[ops.Operator], Callable[..., Any]] = {
     ops.GlobalPool: _global_pool,
     ops.LayerNorm: _layer_norm,
     ops.Linear: _linear,
-    ops.LocalResponseNorm: _functional("local_response_norm", "size", "alpha", "beta", "bias"),
+    ops.LocalResponseNorm: _local_response_norm,
     ops.Lstm: _recurrent,
     ops.Gru: _recurrent,
     ops.MaskedFill: _masked_fill,

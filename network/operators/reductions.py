@@ -203,7 +203,11 @@ class LayerNorm(Operator):
 
 @dataclass(frozen=True)
 class LocalResponseNorm(Operator):
-    """AlexNet's normalisation over `size` neighbouring channels."""
+    """AlexNet's normalisation over `size` neighbouring channels.
+
+    If the size is even, the extra channel lies before the own one, as in PyTorch, or after it
+    (`upper`), as in ONNX.
+    """
 
     kind: ClassVar[str] = "local_response_norm"
 
@@ -211,6 +215,7 @@ class LocalResponseNorm(Operator):
     alpha: float = 1e-4
     beta: float = 0.75
     bias: float = 1.0
+    upper: bool = False
 
     def __post_init__(self) -> None:
         require_positive("local_response_norm", size=self.size)

@@ -5,13 +5,12 @@ import pytest
 
 onnx = pytest.importorskip("onnx", reason="needs the onnx extra")
 torch = pytest.importorskip("torch", reason="needs the torch extra")
-from onnx.reference import ReferenceEvaluator  # noqa: E402
 from onnx_models import gradients_agree, node, random, save, step_agrees  # noqa: E402
 
 from fpgapipe.errors import FileError  # noqa: E402
 from fpgapipe.host.backends.verification import verify  # noqa: E402
 from fpgapipe.lowering.units.network_units import refusals_of  # noqa: E402
-from fpgapipe.network.frontends.onnx.onnx_reference_operators import OPERATORS  # noqa: E402
+from fpgapipe.network.frontends.onnx.onnx_kernels import session  # noqa: E402
 from fpgapipe.network.load import load_network  # noqa: E402
 
 CLASSES = 5
@@ -24,7 +23,7 @@ def whole(path, nodes, shape, weights, *, opset=17, result="a"):
         node("Gemm", ["rows", "head"], ["y"], transB=1, name="logits"),
     ]
     plain = save(path, nodes, {"x": list(shape)}, [result], weights=weights, opset=opset)
-    (found,) = ReferenceEvaluator(plain, new_ops=OPERATORS).run(None, {"x": random(*shape)})
+    (found,) = session(plain).run(None, {"x": random(*shape)})
     features = found.size // shape[0]
     weights = {**weights, "head": random(CLASSES, features, seed=9) / 10}
     path = save(path, [*nodes, *head], {"x": list(shape)}, weights=weights, opset=opset)

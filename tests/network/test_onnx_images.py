@@ -46,6 +46,91 @@ def test_other_ways_to_resize_are_refused(tmp_path, settings, scales, message):
         load_network(str(tmp_path / "n.onnx"))
 
 
+@pytest.mark.parametrize("scales", [(1.5, 2.3), (0.5, 0.7)])
+def test_aligned_corners_are_those_of_the_whole_output(tmp_path, scales):
+    """5 times 1.5 are 7 elements, the last of which lies on the last of the input."""
+    torch = pytest.importorskip("torch", reason="needs the torch extra")
+    from fpgapipe.host.backends.torch_reference import forward, initial_weights
+
+    own = {"mode": "linear", "coordinate_transformation_mode": "align_corners"}
+    weights = {"s": np.float32([1, 1, *scales])}
+    nodes = [node("Resize", ["x", "", "s"], ["y"], **own)]
+    save(tmp_path / "n.onnx", nodes, {"x": [2, 3, 5, 7]}, weights=weights)
+    graph = load_network(str(tmp_path / "n.onnx"))
+    x = torch.from_numpy(random(2, 3, 5, 7))
+    found = forward(graph, initial_weights(graph), {"x": x})[graph.outputs[0]]
+    sizes = tuple(int(size * scale) for size, scale in zip((5, 7), scales, strict=True))
+    expected = torch.nn.functional.interpolate(x, sizes, mode="bilinear", align_corners=True)
+    torch.testing.assert_close(found, expected)
+
+
+def test_nearest_elements_of_opset_10_are_refused_where_it_does_not_say_which(tmp_path):
+    save(tmp_path / "n.onnx", [node("Resize", ["x", "s"], ["y"])], {"x": [2, 3, 5, 7]},
+         weights={"s": np.float32([1, 1, 1, 0.7])}, opset=10)  # fmt: skip
+    message = (
+        "opset 10 does not say which of 7 elements the 4 nearest are; export it with opset 11 or "
+        "newer$"
+    )
+    with pytest.raises(FileError, match=message):
+        load_network(str(tmp_path / "n.onnx"))
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 6])
+def test_an_even_window_of_channels_has_the_extra_one_behind(tmp_path, size):
+    """In PyTorch it lies in front."""
+    torch = pytest.importorskip("torch", reason="needs the torch extra")
+    from fpgapipe.host.backends.torch_reference import forward
+    from fpgapipe.network.graph import GraphBuilder
+    from fpgapipe.network.operators import LocalResponseNorm
+    from fpgapipe.network.operators.tensors import Tensor
+
+    x = random(2, 8, 3, 4)
+    nodes = [node("LRN", ["x"], ["y"], size=size, alpha=0.5, beta=0.6, bias=1.5)]
+    save(tmp_path / "n.onnx", nodes, {"x": [2, 8, 3, 4]})
+    found = forward(load_network(str(tmp_path / "n.onnx")), {}, {"x": torch.from_numpy(x)})["y"]
+    for channel in range(8):
+        low, high = channel - (size - 1) // 2, channel + size // 2
+        total = np.square(x[:, max(low, 0) : high + 1]).sum(axis=1)
+        want = x[:, channel] / (1.5 + 0.5 / size * total) ** 0.6
+        np.testing.assert_allclose(found[:, channel], want, rtol=1e-5)
+
+    builder = GraphBuilder("local", 2)
+    builder.add("y", LocalResponseNorm(size, 0.5, 0.6, 1.5), builder.input("x", Tensor(x.shape)))
+    own = forward(builder.build(), {}, {"x": torch.from_numpy(x)})["y"]
+    module = torch.nn.LocalResponseNorm(size, 0.5, 0.6, 1.5)
+    torch.testing.assert_close(own, module(torch.from_numpy(x)))
+
+
+@pytest.mark.parametrize("op", ["MaxPool", "AveragePool"])
+def test_named_padding_of_dilated_windows_is_refused(tmp_path, op):
+    """onnxruntime makes it as large as for windows without dilation; ONNX's text does not."""
+    own = {"kernel_shape": [3, 3], "dilations": [2, 2], "auto_pad": "SAME_UPPER"}
+    save(tmp_path / "n.onnx", [node(op, ["x"], ["y"], **own)], {"x": [2, 3, 9, 10]}, opset=19)
+    with pytest.raises(FileError, match="auto_pad with dilations means other sizes to other "):
+        load_network(str(tmp_path / "n.onnx"))
+
+
+@pytest.mark.parametrize(
+    ("shape", "count"), [((1,), 1), ((), 1), ((1, 1, 1), 1), ((5, 1, 1), 5), ((1, 5, 1, 1), 5)]
+)
+def test_slopes_are_learned_as_many_as_there_are(tmp_path, shape, count):
+    weights = {"a": random(*shape)}
+    save(tmp_path / "n.onnx", [node("PRelu", ["x", "a"], ["y"])], {"x": [2, 5, 5, 5]},
+         weights=weights)  # fmt: skip
+    graph = agrees_with_onnx(str(tmp_path / "n.onnx"), x=random(2, 5, 5, 5))
+    assert graph.totals.parameters == count
+
+
+@pytest.mark.parametrize("shape", [(5,), (5, 1), (1, 5, 1)])
+def test_slopes_of_positions_are_refused(tmp_path, shape):
+    """As many as channels, but along another axis."""
+    save(tmp_path / "n.onnx", [node("PRelu", ["x", "a"], ["y"])], {"x": [2, 5, 5, 5]},
+         weights={"a": random(*shape)})  # fmt: skip
+    message = "only one slope, or one for each channel, not of shape .* for "
+    with pytest.raises(FileError, match=message):
+        load_network(str(tmp_path / "n.onnx"))
+
+
 @pytest.mark.parametrize(
     ("op", "settings"),
     [

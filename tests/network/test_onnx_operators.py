@@ -171,6 +171,9 @@ NOT_RUN = {
         )
         for more in ("", "_log_prob")
     ),
+    "it aligns corners of a fractional length, against ONNX's text": names(
+        "resize_downsample_scales", "linear_align_corners", "cubic_align_corners"
+    ),
     "its loss is no mean": (
         *names("sce", "none", "none_log_prob", "sum", "sum_log_prob"),
         *names("sce_NCd1d2d3d4d5_none", "no_weight", "no_weight_log_prob"),
@@ -218,7 +221,7 @@ def test_cases_that_are_left_out():
     for reason, group in groups:
         print(f"{len(group)} left out: {reason} ({', '.join(group)})")
     print(f"{len(collected) - len(LEFT_OUT)} of {len(collected)} run")
-    assert (len(collected), len(LEFT_OUT)) == (323, 113), (
+    assert (len(collected), len(LEFT_OUT)) == (323, 115), (
         f"onnx {onnx.__version__} has other cases: list those that cannot run, and count all anew"
     )
 

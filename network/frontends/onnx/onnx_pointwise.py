@@ -337,6 +337,7 @@ def _local_response_norm(t: Translation, node: Any) -> None:
         attributes.get("alpha", 1e-4),
         attributes.get("beta", 0.75),
         attributes.get("bias", 1.0),
+        upper=attributes["size"] % 2 == 0,
     )
     t.first(node, operator)
 

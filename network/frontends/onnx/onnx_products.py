@@ -168,6 +168,8 @@ def pooling(t: Translation, node: Any) -> Pool:
     sizes = t.tensor(node.input[0]).shape[2:]
     if len(sizes) != len(kernel):
         raise Unsupported(f"kernel_shape {list(kernel)} does not fit its input")
+    if attributes.get("auto_pad", b"").startswith(b"SAME") and set(dilation) != {1}:
+        raise Unsupported("auto_pad with dilations means other sizes to other runtimes; give pads")
     return Pool(
         "max" if node.op_type == "MaxPool" else "average",
         kernel,

@@ -85,24 +85,32 @@ def _wanted(
 def _positions(
     t: Translation, node: Any, attributes: dict[str, Any], size: int, want: int, scale: float
 ) -> list[float]:
-    """Where each element of the result lies on an axis of the input."""
+    """Where each element of the result lies on an axis of the input.
+
+    They are rounded as onnxruntime rounds them: which of two elements is the nearest depends on it.
+    """
+    import numpy as np
+
     where = attributes.get("coordinate_transformation_mode", "half_pixel")
     if node.op_type == "Upsample" or t.opset < 11:
         where = "asymmetric"
+    one, half, factor = np.float32(1), np.float32(0.5), np.float32(scale)
+    places = np.arange(want, dtype=np.float32)
     if where == "align_corners":
-        last = scale * size - 1
-        return [place * ((size - 1) / last if last else 0.0) for place in range(want)]
-    if where == "asymmetric":
-        return [place / scale for place in range(want)]
-    if where == "pytorch_half_pixel" and want == 1:
-        return [0.0]
-    # The symmetric form moves the elements so that the middle of what is left is the middle.
-    shift = 0.0
-    if where == "half_pixel_symmetric":
-        shift = size / 2 * (1 - want / (scale * size))
-    elif where not in ("half_pixel", "pytorch_half_pixel"):
+        found = places * np.float32(size - 1) / np.float32(max(want - 1, 1))
+    elif where == "asymmetric":
+        found = places / factor
+    elif where == "pytorch_half_pixel" and want == 1:
+        found = places
+    elif where in ("half_pixel", "pytorch_half_pixel"):
+        found = (places + half) / factor - half
+    elif where == "half_pixel_symmetric":
+        # The elements move so that the middle of what is left is the middle; sums are in FP64 here.
+        shift = np.float32(size) * half * (one - np.float32(want) / (factor * np.float32(size)))
+        found = float(shift) + (np.arange(want) + 0.5) / float(factor) - 0.5
+    else:
         raise Unsupported(f"only positions without a region of interest, not {where}")
-    return [shift + (place + 0.5) / scale - 0.5 for place in range(want)]
+    return [float(each) for each in found.astype(np.float32)]
 
 
 def _taps(
@@ -114,6 +122,11 @@ def _taps(
         rounding = attributes.get("nearest_mode", "round_prefer_floor")
         if node.op_type == "Upsample" or t.opset < 11:
             rounding = "floor"
+            if len(positions) < size and any(each != int(each) for each in positions):
+                raise Unsupported(
+                    f"opset {t.opset} does not say which of {size} elements the {len(positions)} "
+                    "nearest are; export it with opset 11 or newer"
+                )
         places = (_ROUNDINGS[rounding](each) for each in positions)
         return selection([min(max(place, 0), size - 1) for place in places])
     if mode == "cubic":
