@@ -12,7 +12,7 @@ from fpgapipe.network.operators import BatchNorm, Conv, Dropout, Flatten, Linear
 from fpgapipe.network.operators.pointwise import Elementwise
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
     from fpgapipe.network.graph import Graph, Layer
 
@@ -175,6 +175,12 @@ def check_cut(graph: Graph, layer: Layer, cut: Cut, num_devices: int, sharers: i
                     f"layer {layer.name!r} ({layer.op}) has no samples by which it can be cut: the "
                     f"first axis of shape {list(each.shape)} is not that of {graph.batch} samples"
                 )
+    whole_numbers = [each.dtype for each in layer.input_tensors if not each.dtype.is_float]
+    if many and cut is not Cut.SAMPLES and whole_numbers:
+        raise NotImplementedError(
+            f"layer {layer.name!r} ({layer.op}) reads {whole_numbers[0]}, which devices that share "
+            "samples do not exchange: it must be cut by samples"
+        )
     drops = isinstance(operator, Dropout) and operator.rate > 0
     by_channels = cut in (Cut.CHANNELS, Cut.INPUTS)
     if drops and (by_channels or (cut is Cut.WHOLE and many)):
@@ -210,6 +216,21 @@ def check_cut(graph: Graph, layer: Layer, cut: Cut, num_devices: int, sharers: i
             f"layer {layer.name!r} has {channels} channels, which cannot be cut into {num_devices} "
             "parts"
         )
+
+
+def why_not_shared(graph: Graph, layers: Collection[str]) -> str:
+    """Why the devices of a stage with some layers cannot share samples; empty if they can.
+
+    The network of each of them has the layers of other stages as well, with whole values.
+    """
+    for layer in graph.layers.values():
+        for each in layer.input_tensors:
+            if layer.name not in layers and not each.dtype.is_float:
+                return (
+                    f"layer {layer.name!r} ({layer.op}) reads {each.dtype}: devices of a stage "
+                    "without it cannot share samples"
+                )
+    return ""
 
 
 def _check_inputs(layer: Layer, num_devices: int) -> None:

@@ -21,6 +21,7 @@ from fpgapipe.lowering.shards.cuts import (
     num_groups_of,
     ranges_of,
     sizes_of,
+    why_not_shared,
 )
 from fpgapipe.lowering.shards.degrees import Degrees, Range
 from fpgapipe.lowering.shards.exchange import (
@@ -210,6 +211,8 @@ def stage_network(
         cuts[names] = cut_of(names[0], degrees[names[0]], num_devices, 1) if own else Cut.WHOLE
         if cuts[names] is Cut.SAMPLES:
             _check_no_statistics(graph, names)
+    if Cut.SAMPLES in cuts.values() and (why := why_not_shared(graph, layers)):
+        raise NotImplementedError(why)
     whole = Member(index, num_devices, before=0, after=link_after(first + index))
     local = _local(graph, cuts, whole, layers)
     network = local.builder.build(graph.outputs, graph.auxiliary)

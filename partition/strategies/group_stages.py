@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fpgapipe.lowering.shards.cuts import Cut, degrees_of_cut, why_not_cut
+from fpgapipe.lowering.shards.cuts import Cut, degrees_of_cut, why_not_cut, why_not_shared
 from fpgapipe.lowering.shards.degrees import SERIAL, Degrees
 from fpgapipe.lowering.shards.rebatched import rebatched
 from fpgapipe.lowering.units.network_units import layers_together
@@ -176,6 +176,10 @@ class GroupProblem:
     ) -> GroupStage | None:
         size = len(chain.devices)
         if shares and not self._shares(size):
+            return None
+        own = {name for names in self.groups[first:last] for name in names}
+        if shares and (why := why_not_shared(self.graph, own)):
+            self._refusals.add(f"on {size} devices that share samples", why)
             return None
         if (alike, shares) not in self._problems:
             self._problems[alike, shares] = LayerwiseProblem(

@@ -10,9 +10,9 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
-from fpgapipe.lowering.shards.cuts import Cut, can_be_cut, degrees_of_cut
+from fpgapipe.lowering.shards.cuts import Cut, can_be_cut, degrees_of_cut, why_not_cut
 from fpgapipe.lowering.units.network_units import check_network, layers_together
-from fpgapipe.network.operators import Flatten
+from fpgapipe.network.operators import Conv, Flatten, Linear
 from fpgapipe.partition.search.problem import PlanError, Refusals
 from fpgapipe.partition.strategies.data_parallel import priced_best, shared_candidates
 from fpgapipe.partition.strategies.plan_layerwise import given_plan
@@ -63,16 +63,19 @@ def degrees_along(
     size = num_devices // num_groups
     found: dict[str, Degrees] = {}
     cuts = []
+    why = ""
     for names in layers_together(graph):
         # A flattened image stays in the order of one device, unless the next layer needs channels.
         stays = axis == "filter" and isinstance(graph.layers[names[0]].operator, Flatten)
         able = (each for each in AXES[axis] if can_be_cut(graph, names, each, size, 1))
         cut = Cut.WHOLE if stays else next(able, Cut.WHOLE)
         cuts.append(cut)
+        if not why and isinstance(graph.layers[names[0]].operator, Conv | Linear):
+            why = f": {why_not_cut(graph, names, AXES[axis][0], size, 1)}"
         found |= dict.fromkeys(names, degrees_of_cut(cut, num_devices, num_groups))
     if all(cut is Cut.WHOLE for cut in cuts):
         raise PlanError(
-            f"no layer of {graph.name} can be cut into {size} parts in {axis} parallelism"
+            f"no layer of {graph.name} can be cut into {size} parts in {axis} parallelism{why}"
         )
     return found
 

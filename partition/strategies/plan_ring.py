@@ -167,7 +167,8 @@ def _priced(name: str, request: Request, candidate: Candidate) -> Plan:
         graph = request.load(each.microbatch)
         return as_plan(each, graph, name, request.batch, request.cluster)
 
-    plan, _, _ = priced_best(request, [(candidate, planned)], lambda done, total: None)
+    alone = [(candidate, planned)]
+    plan, _, _ = priced_best(request, alone, lambda done, total: None, "plan of a ring")
     return plan
 
 

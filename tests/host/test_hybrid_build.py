@@ -10,9 +10,11 @@ from fpgapipe.host.build.build import open_build, write_build
 from fpgapipe.host.runtime.measure import measure_build
 from fpgapipe.host.runtime.runtime import RunOptions, open_backend, open_check
 from fpgapipe.hw.hls_models.cycles.cluster_cycles import predict_cluster
+from fpgapipe.lowering.shards.cuts import why_not_shared
 from fpgapipe.lowering.units.step_options import scalar_bits
 from fpgapipe.network.initial_values import random_batch
 from fpgapipe.network.zoo.layers import Network
+from fpgapipe.network.zoo.recurrent import lstm_language_model
 from fpgapipe.partition.explore.explorer import Request
 from fpgapipe.partition.plan import Plan
 from fpgapipe.partition.pricing.machine import lower_plan, price_plan
@@ -141,6 +143,21 @@ def test_heads_among_the_samples_are_not_cut_by_samples():
     assert plan.is_hybrid
     assert "sample" not in plan.degrees["heads"]
     assert len(lower_plan(plan, heads(6), request.cluster).parts) == 3
+
+
+def test_stages_without_the_layer_that_reads_tokens_share_no_samples():
+    """Tokens are no values that devices exchange; such plans ended in an inner message."""
+
+    def model(batch):
+        return lstm_language_model("lstm", batch, characters=9, features=8, positions=4, layers=1)
+
+    plan, _ = plan_hybrid(request_for(cluster_of(4), model, 8, 4), "lstm")
+    for names in plan.stage_layers:
+        shares = any(plan.degrees[name].get("sample") for name in names)
+        assert not shares or "embedding" in names
+    reason = why_not_shared(model(2), ["lstm1", "head"])
+    assert reason.startswith("layer 'embedding' (embedding) reads int64")
+    assert why_not_shared(model(2), ["embedding"]) == ""
 
 
 def test_two_devices_make_no_hybrid_plan():
