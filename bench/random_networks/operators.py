@@ -213,7 +213,7 @@ ACTIVATIONS = (
     *("SELU()", "CELU()", "GELU()", "GELU(approximate='tanh')", "SiLU()", "Mish()", "Softplus()"),
     *("Sigmoid()", "Tanh()", "Hardsigmoid()", "Hardswish()", "Hardtanh()", "LogSigmoid()"),
     *("PReLU()", "PReLU({c})", "Softsign()", "Tanhshrink()", "Threshold(0.1, 0.0)", "Softmin(-1)"),
-    *("Softmax(-1)", "Softmax(1)", "LogSoftmax(-1)", "Identity()", "Dropout(0.0)", "RReLU()"),
+    *("Softmax(-1)", "Softmax(1)", "LogSoftmax(-1)", "Identity()", "Dropout(0.0)"),
     "Softshrink()",
 )
 
@@ -230,9 +230,9 @@ FUNCTIONS = (
     *("{0} - {0}.mean(-1, keepdim=True)", "{0} / ({0}.abs().sum(-1, keepdim=True) + 1.0)"),
     *("{0} * torch.sigmoid({0}.mean((-2, -1), keepdim=True))", "torch.where({0} > 0, {0}, 0.1)"),
     *("{0}.masked_fill({0} > 1.0, 0.5)", "F.normalize({0}, dim=1)", "{0}.sin()", "{0}.detach()"),
-    *("{0} * {0}.softmax(1)", "{0}.float()", "torch.maximum({0}, -{0})", "{0}.log1p()"),
-    *("{0} - {0}.amax(-1, keepdim=True)", "{0}.cumsum(-1)", "F.relu({0}, inplace=False)"),
-    *("{0}.expm1()", "{0}.floor() + {0}", "F.softplus({0}, beta=2.0)", "{0}.atan()"),
+    *("{0} * {0}.softmax(1)", "{0}.float()", "torch.maximum({0}, -{0})", "{0}.abs().log1p()"),
+    *("{0} - {0}.amax(-1, keepdim=True)", "F.relu({0}, inplace=False)", "{0}.floor() + {0}"),
+    "F.softplus({0}, beta=2.0)",
 )
 """Functions that keep the shape."""
 
