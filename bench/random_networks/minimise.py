@@ -92,6 +92,8 @@ def smaller(description: Description) -> Iterator[Description]:
 
 def simpler(operator: str, options: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """Options of a layer that are a little simpler."""
+    if "frozen" in options:
+        yield {name: value for name, value in options.items() if name != "frozen"}
     plain = {"stride": 1, "dilation": 1, "padding": 0, "output_padding": 0, "kernel": 1}
     for name, value in options.items():
         wanted = OPERATORS[operator].simple.get(name)

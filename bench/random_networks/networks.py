@@ -111,6 +111,8 @@ class Builder:
         words = self._words(layer, shape, f"self.{name}")
         if layer.shared is None and operator.module:
             maker = filled(operator.module, words)
+            if layer.options.get("frozen"):
+                maker += ".requires_grad_(False)"
             self._try(lambda: self.modules.update({name: eval(maker, self.names)}))
             self.makers[name] = maker
         elif operator.module and name not in self.modules:
@@ -315,7 +317,18 @@ def draw_network(seed: int) -> Network:
                 break
         outputs.append(len(builder.values) - 1)
     description = Description(shape, rows, tuple(layers), tuple(dict.fromkeys(outputs)))
-    return realise(without_dead(description), seed)
+    return realise(without_dead(with_frozen(description, Draw(f"frozen {seed}"))), seed)
+
+
+def with_frozen(description: Description, draw: Draw) -> Description:
+    """Let some modules keep their values."""
+    layers = [
+        dataclasses.replace(layer, options=layer.options | {"frozen": True})
+        if draw.chance(0.04) and number + 1 not in description.outputs
+        else layer
+        for number, layer in enumerate(description.layers)
+    ]
+    return dataclasses.replace(description, layers=tuple(layers))
 
 
 def _input(draw: Draw) -> tuple[Shape, int]:
