@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar
 
@@ -12,6 +13,7 @@ from fpgapipe.lowering.schedule.schedule import TaskKind
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
+    from contextlib import AbstractContextManager
 
     import numpy as np
     from numpy.typing import NDArray
@@ -156,6 +158,18 @@ class StepRunner(Closing):
         ValueError
             If a value is missing or has another shape.
         """
+
+    def disturbed(self, seed: int) -> AbstractContextManager[bool]:
+        """Let the steps in this context be disturbed, as another order of all sums might.
+
+        The context gives whether the backend can do so. After it, the memories are as before.
+
+        Parameters
+        ----------
+        seed : int
+            Seed of the random disturbances.
+        """
+        return nullcontext(False)
 
 
 class Backend(StepRunner):

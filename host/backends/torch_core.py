@@ -9,7 +9,7 @@ are added up in PyTorch's order.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
 from typing import TYPE_CHECKING, Any
@@ -35,6 +35,16 @@ if TYPE_CHECKING:
     from fpgapipe.network.graph import Graph, Layer
 
 Tensors = Mapping[str, torch.Tensor]
+
+DISTURBANCE = 2.0**-18
+"""Size of the disturbances of `CoreNumbers.noise`, relative to each value.
+
+It is 32 steps of FP32: more than another order of a sum moves a value, so that a few disturbed
+runs show the roundings to BF16 and MXINT8 that such a difference may turn over.
+"""
+
+LOSS_DISTURBANCE = 2.0**-22
+"""Size of the disturbance of the loss's gradient, relative to the terms whose sum it is."""
 
 
 @dataclass(frozen=True)
@@ -70,6 +80,13 @@ class CoreNumbers:
         and 1 for input channels, and the sizes of the parts. Each device rounds its summand of the
         result, or of the input's gradient.
 
+    Attributes
+    ----------
+    noise : torch.Generator or None
+        Source of random disturbances of all activations and their gradients before they are
+        rounded, which show how far the results depend on the last bits of FP32 sums; None for no
+        disturbance.
+
     Raises
     ------
     UserError
@@ -82,6 +99,7 @@ class CoreNumbers:
         activations: ElementFormat,
         parts: Mapping[str, tuple[int, tuple[int, ...]]] | None = None,
     ) -> None:
+        self.noise: torch.Generator | None = None
         self._parts = parts or {}
         self._graph = graph
         self._units = units_of(graph)
@@ -114,15 +132,34 @@ class CoreNumbers:
             pass.
         """
         values, ran = self._forward(weights, inputs, factors, training=True, backward=backward)
-        outputs = {name: values[name].requires_grad_() for name in self._graph.outputs}
-        given = torch.autograd.grad(loss_of(*outputs.values()), list(outputs.values()))
+        outputs = {name: values[name] for name in self._graph.outputs}
+        terms = []
+        if self.noise is not None:
+            terms = _slopes(loss_of, [torch.zeros_like(each) for each in outputs.values()])
+        given = _slopes(loss_of, outputs.values())  # last, since callers note the loss
+        if self.noise is not None:
+            # The gradient is a probability, or a value, less a target. Where it is nearly zero, it
+            # has the rounding error of the target, as large as the gradient at zero outputs.
+            given = [
+                each + LOSS_DISTURBANCE * term * _drawn(term, self.noise)
+                for each, term in zip(given, terms, strict=True)
+            ]
         return self._backward(
             ran, {name: [each] for name, each in zip(outputs, given, strict=True)}
         )
 
     def _feature(self, x: torch.Tensor) -> torch.Tensor:
         """Round to the format that activations and their gradients have in memory."""
+        return self._stored(self._disturbed(x))
+
+    def _stored(self, x: torch.Tensor) -> torch.Tensor:
         return _to_bf16(x) if self._activations is BF16 else x
+
+    def _disturbed(self, x: torch.Tensor) -> torch.Tensor:
+        """Move values at random, if there is `noise`; zeros and infinities stay as they are."""
+        if self.noise is None:
+            return x
+        return x + x.nan_to_num(posinf=0.0, neginf=0.0) * (DISTURBANCE * _drawn(x, self.noise))
 
     # ------------------------------------------------------------------ forward
 
@@ -136,7 +173,7 @@ class CoreNumbers:
         backward: Tensors | None = None,
     ) -> tuple[dict[str, torch.Tensor], list[_Ran]]:
         values = {
-            name: self._feature(value) if value.is_floating_point() else value
+            name: self._stored(value) if value.is_floating_point() else value
             for name, value in inputs.items()
         }
         ran = []
@@ -144,7 +181,9 @@ class CoreNumbers:
             each = self._run(unit, weights, values, factors, training=training, backward=backward)
             result = each.result.detach()
             values[unit.name] = (
-                result if unit.name in self._graph.outputs else self._feature(result)
+                self._disturbed(result)
+                if unit.name in self._graph.outputs
+                else self._feature(result)
             )
             ran.append(each)
         return values, ran
@@ -216,6 +255,9 @@ class CoreNumbers:
                         # writes it to memory before it is used further.
                         args = [_RoundedGradient.apply(args[0], self._feature)]
                     result = run_layer_late(layer, roles, late, args, training=training)
+                    if isinstance(layer.operator, ops.Softmax):
+                        stored = self._feature(result.detach())
+                        result = _OfStored.apply(args[0], result.detach(), stored, layer.operator)
                 own[layer.name] = result
         return _Ran(unit, inputs, parameters, result)
 
@@ -258,6 +300,29 @@ class _RoundedGradient(torch.autograd.Function):  # type: ignore[misc]
         return ctx.rounding(dy), None
 
 
+class _OfStored(torch.autograd.Function):  # type: ignore[misc]
+    """A softmax, whose gradient is computed of the result as a device has it in memory.
+
+    Called as ``_OfStored.apply(x, result, stored, operator)``.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: torch.Tensor, y: torch.Tensor, stored: torch.Tensor, operator: ops.Softmax
+    ) -> torch.Tensor:
+        ctx.stored, ctx.operator = stored, operator
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        y, axis = ctx.stored, ctx.operator.axis
+        if ctx.operator.log:
+            dx = dy - y.exp() * dy.sum(axis, keepdim=True)
+        else:
+            dx = dy * y - y * (dy * y).sum(axis, keepdim=True)
+        return dx, None, None, None
+
+
 class _Rounded(torch.autograd.Function):  # type: ignore[misc]
     """Rounding, through which gradients go as they are."""
 
@@ -268,6 +333,17 @@ class _Rounded(torch.autograd.Function):  # type: ignore[misc]
     @staticmethod
     def backward(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor, None]:
         return dy, None
+
+
+def _drawn(x: torch.Tensor, noise: torch.Generator) -> torch.Tensor:
+    """Normally distributed numbers of a tensor's shape."""
+    return torch.randn(x.shape, generator=noise, device=x.device)
+
+
+def _slopes(loss_of: Any, outputs: Iterable[torch.Tensor]) -> list[torch.Tensor]:
+    """Gradients of a loss with respect to the outputs of a network."""
+    leaves = [each.requires_grad_() for each in outputs]
+    return list(torch.autograd.grad(loss_of(*leaves), leaves))
 
 
 def _to_bf16(x: torch.Tensor) -> torch.Tensor:

@@ -114,6 +114,28 @@ def test_several_micro_batches_on_a_device(monkeypatch):
             np.testing.assert_array_equal(found[1][name], value, err_msg=name)
 
 
+def test_batch_normalisation_differs_in_its_running_averages_alone():
+    """They are those of the first device's micro-batches; the rest differs by the order of sums."""
+    net = Network("normalised", SAMPLES)
+    x = net.relu(net.batch_norm(net.conv(net.image(3, 6, 6), 8, 3, padding=1)))
+    net.linear(net.flatten(net.global_average_pool(x)), 5)
+    graph = net.build()
+    options = StepOptions(optimiser="adam")
+    inputs, labels = random_batch(graph, 0, 4)
+    expected = on_one(graph, inputs, labels, options)
+    numbers = np.arange(4 * SAMPLES).reshape(4, SAMPLES)[::2].ravel()
+    some = {name: each[numbers] for name, each in inputs.items()}
+    first = on_one(graph, some, labels[numbers], options)
+    _, _, found = on_several(graph, 2, inputs, labels, options=options)
+    for name, value in found[1].items():
+        if ".running_" in name:
+            np.testing.assert_array_equal(value, first[name], err_msg=name)
+            assert np.abs(value - expected[name]).max() > 0.01
+        elif name != "outcome":
+            terms = max(np.linalg.norm(expected[name]), 1e-4)  # a bias in front of it has none
+            assert np.linalg.norm(value - expected[name]) < 1e-6 * terms, name
+
+
 def without_dropout(graph):
     """The network with a rate of 0 in its dropouts, whose masks depend on the micro-batch."""
     layers = {
