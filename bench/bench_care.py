@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from care import aliasing, layouts, operators, sharing
+from care import aliasing, composed, layouts, operators, sharing
 from care.case import Case
 
 from fpgapipe.errors import UserError
@@ -41,7 +41,7 @@ from fpgapipe.partition.schedule.schedule_kinds import make_schedule
 
 CASES: dict[str, Case] = {
     f"{module.__name__.removeprefix('care.')}: {name}": case
-    for module in (aliasing, sharing, layouts, operators)
+    for module in (aliasing, sharing, layouts, operators, composed)
     for name, case in module.CASES.items()
 }
 CORE = CoreSpec(8, 8, acc_depth=256, scratchpad=ScratchpadSpec(8, 1 << 14), vector=VectorSpec(4, 2))

@@ -1,6 +1,7 @@
 """Every operator of PyTorch along every axis of tensors of 1 to 5 axes, negative ones included."""
 
 import itertools
+from functools import partial
 
 import pytest
 
@@ -14,7 +15,7 @@ from fpgapipe.network.frontends.torch.torch_registry import ATTEMPTS, HANDLERS  
 SIZES = (4, 2, 6, 2, 3)
 AXES = {
     "dim", "dims", "axis", "axis0", "axis1", "dim0", "dim1", "start_dim", "end_dim", "source",
-    "destination",
+    "destination", "dimension",
 }  # fmt: skip
 
 
@@ -59,7 +60,19 @@ def first(x, axis):
     return x.index_select(axis, torch.tensor([1, 0, 1]))
 
 
+def spread(name, x, axis, **settings):
+    """The variance or the like; of two results, their product."""
+    found = getattr(torch, name)(x, dim=[axis], **settings)
+    return torch.mul(*found) if "mean" in name else found
+
+
+SPREADS = ("var", "std", "var_mean", "std_mean")
 RUNS = {
+    **{f"{name}.dim": (even, partial(spread, name, unbiased=True)) for name in SPREADS},
+    **{f"{name}.correction": (one, partial(spread, name, correction=0)) for name in SPREADS},
+    "amin.default": (one, lambda x, a: x.amin(a)),
+    "logsumexp.default": (unlike, lambda x, a: x.logsumexp(a)),
+    "unfold.default": (even, lambda x, a: x.unfold(a, 2, 1)),
     "amax.default": (one, lambda x, a: x.amax(a)),
     "cat.default": (one, lambda x, a: torch.cat((x, 2 * x), a)),
     "chunk.default": (even, lambda x, a: torch.mul(*x.chunk(2, a))),

@@ -181,6 +181,31 @@ def test_adaptive_pooling_to_more_than_there_is(kind, size, wanted):
             [(2, 3), (2, 4)],
         ),
         (lambda x, y: torch.einsum("bij,bjk->bik", x, y), [(2, 3, 4), (2, 4, 5)]),
+        (lambda x, y: torch.einsum("bij,bk->kb", x, y), [(2, 3, 4), (2, 5)]),
+        (lambda x: torch.einsum("bij->jb", x) * torch.einsum("bij->", x), [(2, 3, 4)]),
+        (
+            lambda x, y, z: torch.einsum("bi,bj,bk->bkij", x, y, z),
+            [(2, 3), (2, 4), (2, 5)],
+        ),
+        (
+            lambda x, y, z: torch.einsum("aij,jkc,kal->cil", x, y, z),
+            [(2, 3, 4), (4, 5, 3), (5, 2, 6)],
+        ),
+        (lambda x, y: (x.mT @ y).mT * y.T.mT.T, [(4, 4, 4), (4, 4, 4)]),
+        (
+            lambda x: x.var() + x.std((0, -1), keepdim=True) * x.var(1, correction=2)[:, None],
+            [(3, 4, 5)],
+        ),
+        (
+            lambda x: (
+                torch.var_mean(x, (1, 2))[0] + torch.std_mean(x, 2, keepdim=True)[1][..., 0, 0]
+            ),
+            [(3, 4, 5)],
+        ),
+        (lambda x: x.logsumexp((0, 2)) + x.logsumexp(1, keepdim=True).amin(), [(3, 4, 4)]),
+        (lambda x: x.triu(-1).unfold(1, 2, 2) + x.tril(2).unfold(1, 2, 2), [(3, 4, 5)]),
+        (lambda x: functional.unfold(x, (2, 3), (2, 1), (1, 2), (1, 2)), [(2, 3, 5, 7)]),
+        (lambda x, y: (x.abs() + 1).type_as(y) * y.type_as(x), [(3, 4), (3, 4)]),
     ],
 )
 def test_functions(function, shapes):
@@ -190,9 +215,7 @@ def test_functions(function, shapes):
 @pytest.mark.parametrize(
     ("equation", "shapes", "message"),
     [
-        ("bii->bi", [(2, 3, 3)], "only of two tensors, each axis once"),
-        ("bi,bj,bk->bijk", [(2, 3)] * 3, "only of two tensors, each axis once"),
-        ("bij,bk->bk", [(2, 3, 4), (2, 5)], "sums over axes of one tensor alone"),
+        ("bii->bi", [(2, 3, 3)], "only each axis once in a tensor"),
         ("b...,b...->b", [(2, 3), (2, 3)], "only axes with names"),
     ],
 )

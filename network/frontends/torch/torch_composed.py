@@ -9,15 +9,18 @@ from fpgapipe.network.frontends.torch.torch_registry import Node, handles
 from fpgapipe.network.frontends.torch.torch_translation import Translation
 from fpgapipe.network.operators import (
     Affine,
+    AxisMap,
     Binary,
     Expand,
     LayerNorm,
+    Pad,
     Reduce,
     Reshape,
     Slice,
     Transpose,
     Unary,
 )
+from fpgapipe.network.operators.axis_map import selection
 from fpgapipe.network.operators.tensors import normalise_axis
 
 
@@ -118,6 +121,45 @@ def _repeated(
     if t.builder.tensor(layer).shape != wanted:
         layer = t.add(node.name, Reshape(wanted), layer)
     t.give(node, layer)
+
+
+@handles("unfold.default")
+def _unfold(t: Translation, node: Node) -> None:
+    """Windows along an axis, whose elements get an axis of their own behind all others."""
+    shape = t.tensor(node["self"]).shape
+    axis = normalise_axis(node["dimension"], len(shape))
+    size, step = node["size"], node["step"]
+    count = (shape[axis] - size) // step + 1
+    places = [window * step + place for window in range(count) for place in range(size)]
+    layer = t.add(f"{node.name}.windows", AxisMap(axis, selection(places)), t.layer(node["self"]))
+    apart = Reshape((*shape[:axis], count, size, *shape[axis + 1 :]))
+    layer = t.add(f"{node.name}.apart", apart, layer)
+    order = [each for each in range(len(shape) + 1) if each != axis + 1]
+    t.give(node, t.add(node.name, Transpose((*order, axis + 1)), layer))
+
+
+@handles("im2col.default")
+def _im2col(t: Translation, node: Node) -> None:
+    """Columns of the elements of all windows of images, the channels outermost."""
+    samples, channels, *sizes = t.tensor(node["self"]).shape
+    layer, pads = t.layer(node["self"]), node["padding"]
+    if any(pads):
+        padding = ((0, 0), (0, 0), *((side, side) for side in pads))
+        layer = t.add(f"{node.name}.padded", Pad(padding), layer)
+    counts = []
+    for number, size in enumerate(sizes):
+        kernel, step, dilation = (
+            node[each][number] for each in ("kernel_size", "stride", "dilation")
+        )
+        count = (size + 2 * pads[number] - dilation * (kernel - 1) - 1) // step + 1
+        places = [tap * dilation + at * step for tap in range(kernel) for at in range(count)]
+        windows = AxisMap(2 + number, selection(places))
+        layer = t.add(f"{node.name}.windows{number}", windows, layer)
+        counts += [kernel, count]
+    layer = t.add(f"{node.name}.apart", Reshape((samples, channels, *counts)), layer)
+    layer = t.add(f"{node.name}.order", Transpose((0, 1, 2, 4, 3, 5)), layer)
+    rows = channels * counts[0] * counts[2]
+    t.give(node, t.add(node.name, Reshape((samples, rows, counts[1] * counts[3])), layer))
 
 
 @handles("movedim.int", "movedim.intlist", "moveaxis.int", "moveaxis.intlist")

@@ -339,11 +339,14 @@ def _group_norm(t: Translation, node: Node) -> None:
     t.give(node, layer)
 
 
-@handles("mean.dim", "sum.dim_IntList", "mean.default", "sum.default", "amax.default")
+@handles(
+    *("mean.dim", "sum.dim_IntList", "mean.default", "sum.default"),
+    *("amax.default", "amin.default"),
+)
 def _reduce(t: Translation, node: Node) -> None:
     rank = len(t.tensor(node["self"]).shape)
     axes = tuple(node.arguments.get("dim") or range(rank))
-    function = {"mean": "mean", "sum": "sum", "amax": "max"}[node.target.split(".")[1]]
+    function = node.target.split(".")[1].removeprefix("a")
     t.simple(node, Reduce(function, axes, bool(node.arguments.get("keepdim", False))))
 
 

@@ -14,6 +14,7 @@ from fpgapipe.network.operators import (
     Expand,
     Flatten,
     MatMul,
+    Reduce,
     Reshape,
     Slice,
     Split,
@@ -52,6 +53,14 @@ def _to(t: Translation, node: Node) -> None:
     except ValueError:
         raise Unsupported(f"element type {wanted} is not supported") from None
     t.give(node, t.add(node.name, Cast(dtype), layer))
+
+
+@handles("type_as.default")
+def _type_as(t: Translation, node: Node) -> None:
+    dtype = t.tensor(node["other"]).dtype
+    layer = t.layer(node["self"])
+    same = dtype == t.builder.tensor(layer).dtype
+    t.give(node, layer if same else t.add(node.name, Cast(dtype), layer))
 
 
 @handles("view.default", "reshape.default", "_unsafe_view.default")
@@ -113,9 +122,15 @@ def _permute(t: Translation, node: Node) -> None:
     t.simple(node, Transpose(tuple(axis % len(node["dims"]) for axis in node["dims"])))
 
 
-@handles("t.default")
+@handles("t.default", "numpy_T.default")
 def _t(t: Translation, node: Node) -> None:
     t.simple(node, Transpose(tuple(reversed(range(len(t.tensor(node["self"]).shape))))))
+
+
+@handles("mT.default")
+def _matrices_transposed(t: Translation, node: Node) -> None:
+    *rest, one, two = range(len(t.tensor(node["self"]).shape))
+    t.simple(node, Transpose((*rest, two, one)))
 
 
 @handles("cat.default", "concat.default")
@@ -239,42 +254,79 @@ def _roll(t: Translation, node: Node) -> None:
 
 @handles("einsum.default")
 def _einsum(t: Translation, node: Node) -> None:
-    """A sum of products of two tensors: a product of matrices between transpositions."""
+    """A sum of products of tensors: products of matrices between transpositions, one by one."""
     tensors, (terms, result) = node["tensors"], _terms(node["equation"])
-    repeated = any(len(set(each)) < len(each) for each in (*terms, result))
-    if len(tensors) != 2 or len(terms) != 2 or repeated:
-        raise Unsupported(f"only of two tensors, each axis once, not {node['equation']!r}")
-    one, other = terms
-    batch = [each for each in result if each in one and each in other]
-    summed = [each for each in one if each in other and each not in result]
-    left = [each for each in result if each in one and each not in other]
-    right = [each for each in result if each in other and each not in one]
-    lost = set(one + other) - {*batch, *summed, *left, *right}
-    if lost or set(result) - set(one + other):
-        raise Unsupported(f"sums over axes of one tensor alone: {node['equation']!r}")
+    if any(len(set(each)) < len(each) for each in (*terms, result)):
+        raise Unsupported(f"only each axis once in a tensor, not {node['equation']!r}")
+    if len(tensors) != len(terms) or set(result) - set("".join(terms)):
+        raise Unsupported(f"{node['equation']!r} does not fit {len(tensors)} tensors")
     sizes: dict[str, int] = {}
     for tensor, term in zip(tensors, terms, strict=True):
         for axis, size in zip(term, t.tensor(tensor).shape, strict=True):
             if sizes.setdefault(axis, size) != size:
                 raise Unsupported(f"axis {axis!r} has {sizes[axis]} and {size} elements")
+    waiting = [(t.layer(tensor), list(term)) for tensor, term in zip(tensors, terms, strict=True)]
+    for number, (layer, term) in enumerate(waiting):
+        elsewhere = {*result, *"".join(terms[:number] + terms[number + 1 :])}
+        waiting[number] = _summed(t, f"{node.name}.{number}.sum", layer, term, elsewhere)
+    (layer, term), *others = waiting
+    for number, (other, axes) in enumerate(others):
+        last = number == len(others) - 1
+        name = node.name if last else f"{node.name}.{number}"
+        kept = {*result, *(axis for _, each in others[number + 1 :] for axis in each)}
+        layer, term = _contracted(t, name, (layer, term), (other, axes), kept, result, sizes)
+    t.give(node, _ordered(t, node.name, tuple(term.index(axis) for axis in result), layer))
+
+
+def _summed(
+    t: Translation, name: str, layer: str, term: list[str], kept: set[str]
+) -> tuple[str, list[str]]:
+    """A tensor, and its axes, after a sum over the axes that nothing else has."""
+    gone = tuple(place for place, axis in enumerate(term) if axis not in kept)
+    if gone:
+        layer = t.add(name, Reduce("sum", gone, False), layer)
+    return layer, [axis for axis in term if axis in kept]
+
+
+def _contracted(
+    t: Translation,
+    name: str,
+    first: tuple[str, list[str]],
+    second: tuple[str, list[str]],
+    kept: set[str],
+    result: str,
+    sizes: dict[str, int],
+) -> tuple[str, list[str]]:
+    """The product of two tensors, summed over the axes of both that are not kept, and its axes.
+
+    Axes are in the order of the result, as far as that is possible.
+    """
+    one, other = first[1], second[1]
+    summed = [each for each in one if each in other and each not in kept]
+    batch, left, right = (
+        sorted(each, key=result.find)
+        for each in (
+            [axis for axis in one if axis in other and axis in kept],
+            [axis for axis in one if axis not in other],
+            [axis for axis in other if axis not in one],
+        )
+    )
 
     def size_of(axes: list[str]) -> int:
         return math.prod(sizes[axis] for axis in axes)
 
     leading = tuple(sizes[axis] for axis in batch)
     matrices = []
-    for number, (tensor, term, rows, columns) in enumerate(
-        ((tensors[0], one, left, summed), (tensors[1], other, summed, right))
+    for number, ((layer, term), rows, columns) in enumerate(
+        ((first, left, summed), (second, summed, right))
     ):
-        name = f"{node.name}.{number}"
         order = tuple(term.index(axis) for axis in (*batch, *rows, *columns))
-        layer = _ordered(t, f"{name}.order", order, t.layer(tensor))
+        layer = _ordered(t, f"{name}.{number}.order", order, layer)
         shape = (*leading, size_of(rows), size_of(columns))
-        matrices.append(t.add(f"{name}.matrices", Reshape(shape), layer))
-    layer = t.add(f"{node.name}.products", MatMul(), *matrices)
+        matrices.append(t.add(f"{name}.{number}.matrices", Reshape(shape), layer))
+    layer = t.add(f"{name}.products", MatMul(), *matrices)
     found = [*batch, *left, *right]
-    layer = t.add(f"{node.name}.axes", Reshape(tuple(sizes[axis] for axis in found)), layer)
-    t.give(node, _ordered(t, node.name, tuple(found.index(axis) for axis in result), layer))
+    return t.add(f"{name}.axes", Reshape(tuple(sizes[axis] for axis in found)), layer), found
 
 
 def _terms(equation: str) -> tuple[list[str], str]:

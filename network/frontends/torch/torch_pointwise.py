@@ -6,6 +6,7 @@ import math
 from typing import Any
 
 from fpgapipe.network.frontends.builder import Unsupported
+from fpgapipe.network.frontends.torch.torch_complex import of_pairs
 from fpgapipe.network.frontends.torch.torch_compute import of_noise
 from fpgapipe.network.frontends.torch.torch_registry import Node, handles
 from fpgapipe.network.frontends.torch.torch_selection import shared_by_all
@@ -167,7 +168,7 @@ def _extreme(t: Translation, node: Node) -> None:
     "pow.Tensor_Tensor",
 )
 def _binary(t: Translation, node: Node) -> None:
-    if of_noise(t, node):
+    if of_noise(t, node) or of_pairs(t, node):
         return
     function = node.target.split(".")[1].removesuffix("_")
     other = node["other"] if "other" in node.arguments else node["exponent"]

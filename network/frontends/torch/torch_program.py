@@ -1,8 +1,8 @@
 """Reading of PyTorch modules with example inputs, and of programs that torch.export made.
 
-`torch_translation` is the machinery; `torch_attention`, `torch_composed`, `torch_compute`,
-`torch_layout`, `torch_masks`, `torch_pointwise`, `torch_recurrent`, `torch_resize` and
-`torch_selection` have one for each operator.
+`torch_translation` is the machinery; `torch_attention`, `torch_complex`, `torch_composed`,
+`torch_compute`, `torch_layout`, `torch_masks`, `torch_pointwise`, `torch_recurrent`,
+`torch_resize`, `torch_selection` and `torch_statistics` have one for each operator.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from fpgapipe.errors import FileError
 from fpgapipe.network.frontends.source import TorchSource
 from fpgapipe.network.frontends.torch import (  # noqa: F401, register translations
     torch_attention,
+    torch_complex,
     torch_composed,
     torch_compute,
     torch_layout,
@@ -24,6 +25,7 @@ from fpgapipe.network.frontends.torch import (  # noqa: F401, register translati
     torch_recurrent,
     torch_resize,
     torch_selection,
+    torch_statistics,
 )
 from fpgapipe.network.frontends.torch.torch_modes import auxiliary_outputs, training_modes
 from fpgapipe.network.frontends.torch.torch_translation import Translation

@@ -12,7 +12,7 @@ from fpgapipe.network.frontends.recurrent import (
 )
 from fpgapipe.network.frontends.torch.torch_registry import Node, handles
 from fpgapipe.network.frontends.torch.torch_translation import Translation
-from fpgapipe.network.operators import Dropout, Gru, Lstm, Recurrent, Transpose
+from fpgapipe.network.operators import Dropout, Gru, Lstm, Recurrent, Reshape, Slice, Transpose
 
 
 @handles("lstm.input", "gru.input")
@@ -63,6 +63,44 @@ def _recurrent(t: Translation, node: Node) -> None:
         for what, each in (("states", states), ("cells", cells))
     ]
     t.give(node, [x, *found] if is_lstm else [x, found[0]])
+
+
+@handles("lstm_cell.default", "gru_cell.default")
+def _cell(t: Translation, node: Node) -> None:
+    """A step of a recurrent layer: the layer with a single position."""
+    roles = {"weight_ih": "w_ih", "weight_hh": "w_hh", "bias_ih": "b_ih", "bias_hh": "b_hh"}
+    values = {
+        role: t.weight(node[given], role)
+        for role, given in roles.items()
+        if node[given] is not None
+    }
+    hidden, has_bias = t.tensor(node["w_hh"]).shape[1], len(values) == 4
+    is_lstm = "lstm" in node.target
+    states = node["hx"] if is_lstm else [node["hx"]]
+    known = [t.known(state) for state in states]
+    is_zero = all(state is not None and not state.any() for state in known)
+    initial = [] if is_zero else [t.layer(state) for state in states]
+    samples, features = t.tensor(node["input"]).shape
+    position = Reshape((samples, 1, features))
+    x = t.add(f"{node.name}.position", position, t.layer(node["input"]))
+    reads_cell = is_lstm and t.reads_result(node, 1)
+    operator = (
+        Lstm(hidden, False, has_bias, final_cell=reads_cell)
+        if is_lstm
+        else Gru(hidden, False, has_bias)
+    )
+    x = t.add(t.name_of(node, node["w_ih"]), operator, x, *initial, values=values)
+
+    def state(name: str, layer: str) -> str:
+        return t.add(name, Reshape((samples, hidden)), layer)
+
+    if not reads_cell:
+        found = state(node.name, x)
+        t.give(node, [found, None] if is_lstm else found)
+        return
+    cell = t.add(f"{node.name}.last", Slice(1, 1, 2), x)
+    last = hidden_states(t.builder, f"{node.name}.states", x)
+    t.give(node, [state(f"{node.name}.hidden", last), state(f"{node.name}.cell", cell)])
 
 
 def _operator(t: Translation, node: Node, *, is_lstm: bool) -> Recurrent:

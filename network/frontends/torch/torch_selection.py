@@ -153,6 +153,15 @@ def shared_by_all(value: Any) -> Any:
     return value
 
 
+@handles("tril.default", "triu.default", "tril_.default", "triu_.default")
+def _triangle(t: Translation, node: Node) -> None:
+    """The last two axes with zeros above or below a diagonal."""
+    torch, shape = t.torch, t.tensor(node["self"]).shape
+    function = torch.tril if "tril" in node.target else torch.triu
+    mask = t.fixed(f"{node.name}.mask", function(torch.ones(shape[-2:]), node["diagonal"]))
+    t.give(node, t.add(node.name, Binary("mul"), t.layer(node["self"]), mask))
+
+
 @handles("masked_fill.Scalar", "masked_fill.Tensor", "masked_fill_.Scalar", "masked_fill_.Tensor")
 def _masked_fill(t: Translation, node: Node) -> None:
     _choose(t, node, node["mask"], node["value"], node["self"])

@@ -17,6 +17,7 @@ from fpgapipe.network.frontends.torch.torch_registry import (
 from fpgapipe.network.frontends.torch.torch_values import (
     FILLS,
     Noise,
+    Pairs,
     Reference,
     array,
     only_asks,
@@ -327,7 +328,7 @@ class Translation:
 
     def _is_known(self, node: Any) -> bool:
         result = self._results.get(node)
-        return result is not None and not isinstance(result, str | list | Noise)
+        return result is not None and not isinstance(result, str | list | Noise | Pairs)
 
     def _evaluate(self, node: Any) -> Any:
         """Run a node on copies of its known inputs, so that weights do not change."""
@@ -376,6 +377,8 @@ class Translation:
             return result
         if isinstance(result, Noise):
             raise Unsupported("reads random numbers, which only dropout may")
+        if isinstance(result, Pairs):
+            raise Unsupported("is not supported for complex numbers; take it of view_as_real")
         if not isinstance(result, self.torch.Tensor):
             raise Unsupported(f"{node.name!r} is no tensor")
         learned = self._learned.get(node)
@@ -430,6 +433,21 @@ class Translation:
     def give_noise(self, node: Node, noise: Noise) -> None:
         """Record random numbers as a node's result."""
         self._results[node.fx] = noise
+
+    def pairs(self, node: Any) -> Pairs | None:
+        """The complex numbers that an argument stands for; None if it is fixed or none of these."""
+        if not isinstance(node, self.torch.fx.Node):
+            return None
+        result = self._results.get(node)
+        if isinstance(result, self.torch.Tensor) and result.is_complex() and node in self._learned:
+            self._compute(node)
+            result = self._results[node]
+        return result if isinstance(result, Pairs) else None
+
+    def give_pairs(self, node: Node, pairs: Pairs) -> None:
+        """Record complex numbers as a node's result."""
+        self._results[node.fx] = pairs
+        self._learned.pop(node.fx, None)
 
     def known(self, node: Any) -> Any | None:
         """The ``torch.Tensor`` of an argument; None if it is computed or learned."""

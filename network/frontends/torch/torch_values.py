@@ -52,6 +52,19 @@ class Noise:
     scale: float = 1.0
 
 
+@dataclass(frozen=True)
+class Pairs:
+    """A tensor of complex numbers, as pairs of real numbers.
+
+    Attributes
+    ----------
+    layer : str
+        The layer that gives real and imaginary parts, in a last axis of two elements.
+    """
+
+    layer: str
+
+
 def order_of(node: Any) -> tuple[int, ...] | None:
     """Order into which a node brings its input's axes; None if the node does anything else."""
     target = str(node.target)
@@ -60,13 +73,18 @@ def order_of(node: Any) -> tuple[int, ...] | None:
     axes = list(range(len(node.meta["val"].shape)))
     if target == "aten.permute.default":
         return tuple(axis % len(axes) for axis in node.args[1])
+    if target == "aten.numpy_T.default":
+        return tuple(reversed(axes))
     one, two = node.args[1:3] if target == "aten.transpose.int" else (-1, -2)
     if len(axes) > 1:
         axes[one], axes[two] = axes[two], axes[one]
     return tuple(axes)
 
 
-_ORDERS = ("aten.permute.default", "aten.transpose.int", "aten.t.default", "aten.mT.default")
+_ORDERS = tuple(
+    f"aten.{name}"
+    for name in ("permute.default", "transpose.int", "t.default", "mT.default", "numpy_T.default")
+)
 
 
 def only_asks(node: Any) -> bool:
