@@ -197,13 +197,15 @@ def build(
     if int8 is not None and mode != "infer":
         raise UserError("--int8 builds networks for inference: it needs --mode infer")
     source = loader(network)
+    micro_batches = source.micro_batches(batch, micro_batches)
+    microbatch = batch // (micro_batches or 1)
     evaluated = (lambda samples: source(samples).evaluated) if mode == "infer" else source
     if int8 is None and int8_percentile != 100:
         raise UserError(
             "--int8-percentile is about the scales of --int8 DATA: name samples with it"
         )
-    trained = with_parameters(evaluated, parameters, batch)
-    load = with_integers(trained, int8, batch, int8_percentile)
+    trained = with_parameters(evaluated, parameters, microbatch)
+    load = with_integers(trained, int8, microbatch, int8_percentile)
     if freeze:
         load = frozen_loader(load, freeze)
     spec = one_link_each(cluster.spec)

@@ -176,6 +176,7 @@ def _plan_network(network: str, options: dict[str, Any]) -> None:
     if options["from_csv"]:
         order = read_plain_schedule(options["from_csv"], len(cluster.devices), count)
         kind, count = order.kind, order.num_microbatches
+    count = load.micro_batches(options["batch"], count)
     request = Request(
         load,
         options["batch"],

@@ -63,6 +63,45 @@ class Loader:
             self._graphs[samples] = self._load(samples)
         return self._graphs[samples]
 
+    def micro_batches(self, batch: int, asked: int | None) -> int | None:
+        """Number of micro-batches of a batch, or None if the planner may choose it.
+
+        Parameters
+        ----------
+        batch : int
+            Samples of a mini-batch.
+        asked : int or None
+            Number that the user wants.
+
+        Raises
+        ------
+        UserError
+            If the batch of the network is fixed, and `batch` is no multiple of it.
+        """
+        from fpgapipe.errors import UserError
+
+        if asked is not None or batch == 1:
+            return asked
+        try:
+            for samples in (2 if batch > 2 else 1, batch):  # the verification takes 2
+                self(samples)
+        except UserError:
+            fixed = self._own_batch()
+            if fixed and batch % fixed == 0:
+                return batch // fixed
+            self(batch)  # it says what is wrong
+        return None
+
+    def _own_batch(self) -> int | None:
+        """Samples of a batch if nobody says how many; None if the network does not load then."""
+        from fpgapipe.errors import UserError
+        from fpgapipe.network.load import load_network
+
+        try:
+            return load_network(self.network).batch
+        except UserError:
+            return None
+
     def _load(self, samples: int) -> Graph:
         from fpgapipe.errors import UserError
         from fpgapipe.network.load import load_network

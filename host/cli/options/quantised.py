@@ -23,7 +23,7 @@ def with_parameters(
     file : str or None
         A checkpoint, or a ``.npz`` with an array for each parameter.
     batch : int
-        Samples of a mini-batch.
+        Samples for which the network is loaded.
     """
     if file is None:
         return load
@@ -51,7 +51,7 @@ def with_integers(
     data : str or None
         As for ``fpgapipe run --data``.
     batch : int
-        Samples of a mini-batch.
+        Samples for which the network is loaded.
     percentile : float
         Percentage of the elements of activations that are within the scale; others saturate.
 
