@@ -64,6 +64,18 @@ def test_aligned_corners_are_those_of_the_whole_output(tmp_path, scales):
     torch.testing.assert_close(found, expected)
 
 
+@pytest.mark.parametrize("opset", [9, 10, 13])
+def test_sizes_are_rounded_as_in_fp32(tmp_path, opset):
+    """20 / 12 lies below 5 / 3 in FP32, but its product with 12 is 20."""
+    op, inputs = ("Upsample", ["x", "s"]) if opset == 9 else ("Resize", ["x", "s"])
+    inputs = ["x", "", "s"] if opset == 13 else inputs
+    weights = {"s": np.float32([1, 1, 20 / 12, 30 / 7])}
+    nodes = [node(op, inputs, ["y"], mode="linear")]
+    save(tmp_path / "n.onnx", nodes, {"x": [2, 3, 12, 7]}, weights=weights, opset=opset)
+    graph = load_network(str(tmp_path / "n.onnx"))
+    assert graph.layers[graph.outputs[0]].output.shape == (2, 3, 20, 30)
+
+
 def test_nearest_elements_of_opset_10_are_refused_where_it_does_not_say_which(tmp_path):
     save(tmp_path / "n.onnx", [node("Resize", ["x", "s"], ["y"])], {"x": [2, 3, 5, 7]},
          weights={"s": np.float32([1, 1, 1, 0.7])}, opset=10)  # fmt: skip

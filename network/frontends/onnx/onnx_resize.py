@@ -61,6 +61,8 @@ def _wanted(
     t: Translation, node: Any, attributes: dict[str, Any], shape: tuple[int, ...]
 ) -> tuple[list[float], list[int]]:
     """The scale and the new size of each axis."""
+    import numpy as np
+
     axes = [normalise_axis(axis, len(shape)) for axis in attributes.get("axes", range(len(shape)))]
     place = 1 if node.op_type == "Upsample" or t.opset < 11 else 2
     scales, wanted = [1.0] * len(shape), list(shape)
@@ -78,7 +80,9 @@ def _wanted(
     if len(given) != len(axes):
         raise Unsupported(f"{len(given)} scales for {len(axes)} axes")
     for axis, scale in zip(axes, given, strict=True):
-        wanted[axis], scales[axis] = math.floor(shape[axis] * scale), scale
+        # In FP32, as runtimes do it: 12 elements times 20 / 12 are 20, not 19.
+        wanted[axis] = math.floor(np.float32(shape[axis]) * np.float32(scale))
+        scales[axis] = scale
     return scales, wanted
 
 
