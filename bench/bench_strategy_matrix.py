@@ -131,7 +131,10 @@ def most_of(graph: Graph, strategy: str) -> float:
 
 
 def difference(plan: Plan, graph: Graph, request: Request) -> float:
-    """The largest difference to one device of all parameters' changes, and 20 times the loss's."""
+    """The largest difference to one device of all parameters' changes, and 5 times the loss's.
+
+    The loss is a mean over samples, of whose logits the errors cancel in part.
+    """
     count = plan.num_microbatches
     alone = build_pipeline(
         graph,
@@ -145,7 +148,7 @@ def difference(plan: Plan, graph: Graph, request: Request) -> float:
     norms = {name: float(np.linalg.norm(value)) for name, value in expected.items()}
     most = max(norms.values())
     return max(
-        20 * abs(other - loss) / abs(loss),
+        5 * abs(other - loss) / abs(loss),
         *(
             float(np.linalg.norm(found[name] - value)) / max(norms[name], FLOOR * most)
             for name, value in expected.items()
