@@ -18,6 +18,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from fpgapipe.garbage import rare_collections
 from fpgapipe.hw.hls_models.isa.address import (
     COORDINATE_BITS,
     OperandPattern,
@@ -104,10 +105,11 @@ class NativeProgram:
         )
         patterns = _Patterns(library, self._handle, spec)
         steps = array("q")
-        for instruction in self.program:
-            if instruction.opcode is Opcode.END:
-                break
-            steps.extend(patterns.step(instruction))
+        with rare_collections():
+            for instruction in self.program:
+                if instruction.opcode is Opcode.END:
+                    break
+                steps.extend(patterns.step(instruction))
         if patterns.has_functions:
             table = np.ascontiguousarray(np.stack(coefficients(), axis=1), np.int32)
             library.fpgapipe_model_table(self._handle, table.ctypes.data, table.size)
@@ -218,18 +220,26 @@ class _Patterns:
         self._operands: dict[tuple[int, ...], tuple[int, int, int]] = {}
         self._results: dict[tuple[int, ...], int] = {}
         self._vectors: dict[tuple[Any, ...], int | None] = {}
+        # By bodies, which the program keeps, and which many instructions share.
+        self._bodies: dict[tuple[int, int], tuple[int, ...]] = {}
         self.has_functions = False
 
     def step(self, instruction: Instruction) -> tuple[int, ...]:
         """The numbers of a step, with addresses and patterns' numbers."""
-        body, opcode = instruction.body, instruction.opcode
-        if opcode in _MOVES:
-            return (int(opcode), *_transfer(body), 0, 0, 0, 0, 0, 0)
+        if instruction.opcode in _MOVES:
+            return (int(instruction.opcode), *_transfer(instruction.body), 0, 0, 0, 0, 0, 0)
+        key = id(instruction.body), instruction.engine
+        found = self._bodies.get(key)
+        if found is None:
+            found = self._bodies[key] = self._new_step(instruction)
+        return found
+
+    def _new_step(self, instruction: Instruction) -> tuple[int, ...]:
         try:
-            if opcode is Opcode.GEMM:
-                return self._gemm(instruction.engine, body)
-            if opcode is Opcode.VECTOR:
-                return self._vector(body)
+            if instruction.opcode is Opcode.GEMM:
+                return self._gemm(instruction.engine, instruction.body)
+            if instruction.opcode is Opcode.VECTOR:
+                return self._vector(instruction.body)
         except ValueError:
             pass  # if the instruction is run, `CoreModel` raises the error
         return _LEFT_OUT
