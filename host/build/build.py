@@ -173,16 +173,32 @@ class Build:
         """Bytes of each device's memory by what they are used for; see `MemoryMap.account`."""
         return [part.account for part in self.pipeline.parts]
 
+    def check_hardware(self) -> None:
+        """Check that the folder has the cores' Verilog.
+
+        Raises
+        ------
+        UserError
+            If it was built without.
+        """
+        for core in dict.fromkeys(self.cores):
+            if not (self.folder / HARDWARE / f"{core_name(core)}.v").exists():
+                raise UserError(
+                    f"{self.folder} was built with --no-hardware, so it has no cores to simulate "
+                    "or to package; build it again without that option, or use --backend model"
+                )
+
     def check_verilog(self) -> None:
         """Check that the folder's Verilog equals the Verilog generated now, which is simulated.
 
         Raises
         ------
         UserError
-            If it differs.
+            If it differs, or there is none.
         """
         from fpgapipe.sim_tb.native.core_device import device_verilog
 
+        self.check_hardware()
         for core in dict.fromkeys(self.cores):
             path = self.folder / HARDWARE / f"{core_name(core)}.v"
             if read_text(path, MAX_BYTES[".v"]) != device_verilog(core):
@@ -223,6 +239,7 @@ def write_build(
     options: StepOptions | None = None,
     on_part: Callable[[str], object] = lambda what: None,
     begun: Begun | None = None,
+    hardware: bool = True,
 ) -> Build:
     """Generate the programs and hardware of a plan and write the folder, whole or not at all.
 
@@ -246,6 +263,8 @@ def write_build(
         Function that is called with the name of each part before the part is made.
     begun : Begun, optional
         Verilog that was begun before.
+    hardware : bool
+        Whether the cores' Verilog is generated; the model needs none.
 
     Raises
     ------
@@ -263,7 +282,7 @@ def write_build(
     is_large = sum(stage.macs for stage in plan.stages) >= LARGE_MACS
     with contextlib.ExitStack() as stack:
         verilog = begun and begun.take(cores)
-        if not verilog:
+        if hardware and not verilog:
             verilog = stack.enter_context(verilog_ahead(cores, is_large=is_large))
         on_part("programs")
         with phase("programs"):
@@ -275,10 +294,12 @@ def write_build(
         design = Design(plan, graph, cluster, options, seed)
         parameters = initial_values(graph, seed)
         texts = dict(design.described())
-        on_part(HARDWARE)
-        with phase("elaboration of the hardware"):
-            for core, made in zip(cores, verilog(), strict=True):
-                texts[f"{HARDWARE}/{core_name(core)}.v"] = made.encode()
+        if hardware:
+            assert verilog is not None, "hardware was begun"
+            on_part(HARDWARE)
+            with phase("elaboration of the hardware"):
+                for core, made in zip(cores, verilog(), strict=True):
+                    texts[f"{HARDWARE}/{core_name(core)}.v"] = made.encode()
     build = Build(folder, plan, cluster, options, seed)
     build.__dict__["memory_use"] = [part.account for part in pipeline.parts]
     own = sorted(graph.values.keys() & parameters.keys())
@@ -450,7 +471,7 @@ def open_build(folder: Path) -> Build:
             cluster = CLUSTERS.validate_json(read_bytes(folder / CLUSTER, MAX_BYTES[CLUSTER]))
         except ValidationError:
             raise FileError(folder / CLUSTER, ["is no cluster of a build"]) from None
-        names = needed(plan)
+        names = needed(plan, hardware=any(name.endswith(".v") for name in files))
         missing = sorted(names - files.keys())
         _refuse_damage(folder, [f"{MANIFEST} without {name}" for name in missing])
         _refuse_damage(folder, [f"{MANIFEST} with {name}" for name in sorted(files.keys() - names)])

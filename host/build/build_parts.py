@@ -63,7 +63,7 @@ _README = """\
 | `plan.json` | which device computes which layers, on which core, and how long that should take |
 | `network.json` | the network for one micro-batch: layers, shapes, names of parameters |
 | `cluster.json` | the devices and the links between them |
-| `hardware/*.v` | Verilog of each core, top module `top`; devices with equal cores share one |
+| `hardware/*.v` | Verilog of each core, top module `top`; devices with equal cores share one; builds with --no-hardware have none |
 | `hardware/*.json` | what the core takes of its board, by block, and the limits of board and dies |
 | `devices/N/device.json` | core, memory map, kernels, tasks and register settings of stage N |
 | `devices/N/program.bin` | its program, as it lies in its memory |
@@ -173,12 +173,13 @@ def limit_of(name: str) -> int:
     return MAX_BYTES.get(path.name) or MAX_BYTES.get(path.suffix, 0)
 
 
-def needed(plan: Plan) -> set[str]:
-    """Names of all files that a build has, but for the manifest."""
+def needed(plan: Plan, *, hardware: bool) -> set[str]:
+    """Names of all files that a build has, but for the manifest; with Verilog or without."""
     cores = {f"{HARDWARE}/{core_name(core)}" for core in core_specs(plan)}
+    ends = ("v", "json") if hardware else ("json",)
     return (
         {PLAN, NETWORK, CLUSTER, README}
-        | {f"{core}.{end}" for core in cores for end in ("v", "json")}
+        | {f"{core}.{end}" for core in cores for end in ends}
         | {
             f"{DEVICES}/{stage}/{name}"
             for stage in range(len(plan.stages))

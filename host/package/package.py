@@ -81,8 +81,9 @@ def write_package(build: Build, cluster: Cluster, kind: str) -> Path:
     Raises
     ------
     UserError
-        If a device cannot be packaged or the folder cannot be written.
+        If a device cannot be packaged, the build has no Verilog or the folder cannot be written.
     """
+    build.check_hardware()
     found = targets(build, cluster)
     folder = build.folder / PACKAGE / kind
     try:

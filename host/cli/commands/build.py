@@ -126,6 +126,13 @@ if TYPE_CHECKING:
     help="Compare an imported network with its source first; refuse one that differs.",
 )
 @click.option(
+    "--hardware/--no-hardware",
+    default=True,
+    show_default=True,
+    help="Make the cores' Verilog, which the simulator and packages need; the bit-exact model "
+    "('run --backend model') needs none.",
+)
+@click.option(
     "--package",
     "package",
     type=click.Choice(["vitis", "vivado", "pynq", "litex"]),
@@ -152,6 +159,7 @@ def build(
     array: str | None,
     seed: int,
     verify: bool,
+    hardware: bool,
     package: str | None,
     folder: str | None,
     freeze: tuple[str, ...],
@@ -189,6 +197,8 @@ def build(
     if package is not None:
         from fpgapipe.host.package.target import check_boards
 
+        if not hardware:
+            raise UserError("--package packages the cores' Verilog, so it excludes --no-hardware")
         check_boards(cluster, package)
     check_strategy(strategy, schedule, ("auto", "1f1b-as"))
     if schedule != "auto":
@@ -231,7 +241,8 @@ def build(
         shards, _, _ = plan_shards(request, network, strategy)
     if shards is not None:
         output = Path(folder or f"out/{load(shards.microbatch).name}")
-        _tell(_written(shards, request, output, seed), request, cluster, package)
+        built = _written(shards, request, output, seed, hardware=hardware)
+        _tell(built, request, cluster, package, hardware=hardware)
         return
 
     def planned(best: Candidate) -> Plan:
@@ -242,6 +253,8 @@ def build(
         begun = Begun(stack)
 
         def begin(best: Candidate) -> None:
+            if not hardware:
+                return
             likely = planned(best)
             is_large = sum(stage.macs for stage in likely.stages) >= LARGE_MACS
             with contextlib.suppress(UserError):  # another plan may have a core that can be made
@@ -253,7 +266,7 @@ def build(
             assert best.microbatch is not None
             output = Path(folder or f"out/{load(best.microbatch).name}")
             try:
-                built = _written(plan, request, output, seed, begun)
+                built = _written(plan, request, output, seed, begun, hardware=hardware)
                 break
             except UserError as error:
                 fits = not isinstance(error.__cause__, NoRoom)
@@ -261,10 +274,12 @@ def build(
                 if larger is None:
                     raise
                 best = larger
-    _tell(built, request, cluster, package)
+    _tell(built, request, cluster, package, hardware=hardware)
 
 
-def _tell(built: Build, request: Request, cluster: Cluster, package: str | None) -> None:
+def _tell(
+    built: Build, request: Request, cluster: Cluster, package: str | None, *, hardware: bool
+) -> None:
     """Print what was built, and package it."""
     from fpgapipe.host.cli.options.planning import print_plan
 
@@ -274,7 +289,8 @@ def _tell(built: Build, request: Request, cluster: Cluster, package: str | None)
     print()
     _print_memory(built)
     _hint(built.plan, request)
-    print(f"written to {built.folder}; 'fpgapipe run {built.folder}' runs it")
+    where = str(built.folder) if hardware else f"{built.folder} --backend model"
+    print(f"written to {built.folder}; 'fpgapipe run {where}' runs it")
     if package is not None:
         from fpgapipe.host.package.package import write_package
 
@@ -372,7 +388,13 @@ def _scratchpad_bytes(candidate: Candidate) -> int:
 
 
 def _written(
-    plan: Plan, request: Request, folder: Path, seed: int, begun: Begun | None = None
+    plan: Plan,
+    request: Request,
+    folder: Path,
+    seed: int,
+    begun: Begun | None = None,
+    *,
+    hardware: bool,
 ) -> Build:
     from fpgapipe.host.build.build import write_build
     from fpgapipe.host.terminal.console import progress
@@ -388,6 +410,7 @@ def _written(
             options=request.step_options,
             on_part=lambda what: display.update(description=f"making {what}"),
             begun=begun,
+            hardware=hardware,
         )
 
 
