@@ -42,8 +42,6 @@ OLDER = 17
 """Newest opset for which the older exporter is asked."""
 LIMIT = 1e-4
 """Largest difference, relative to the norm of what onnxruntime computes."""
-QUANTISED_LIMIT = 1e-2
-"""That of quantised networks, whose runtimes round some sums otherwise: a step of 1 of 256."""
 MOST_REFUSED = 0.05
 
 
@@ -115,7 +113,7 @@ def inputs_of(name: str) -> dict[str, Any]:
     }
 
 
-def judged(name: str, model: Any, inputs: dict[str, Any], path: Path) -> tuple[str, Any]:
+def judged(model: Any, inputs: dict[str, Any], path: Path) -> tuple[str, Any]:
     """The verdict on a model, with the error or the reason."""
     onnx.save(model, path)
     try:
@@ -133,14 +131,13 @@ def judged(name: str, model: Any, inputs: dict[str, Any], path: Path) -> tuple[s
         except UserError:
             return "not run", str(reason)[-200:]
         verdict = "equal to the reference evaluator, onnxruntime does not run it"
-    limit = QUANTISED_LIMIT if name.startswith("quantised") else LIMIT
     worst = 0.0
     for own, value in zip(graph.outputs, expected, strict=True):
         found = values[own].numpy()
         if found.shape != value.shape:
             return "wrong", f"shape {found.shape} for {value.shape}"
         worst = max(worst, float(np.linalg.norm(found - value) / (np.linalg.norm(value) or 1.0)))
-    return (verdict if worst <= limit else "wrong"), worst
+    return (verdict if worst <= LIMIT else "wrong"), worst
 
 
 def main() -> int:
@@ -165,7 +162,7 @@ def main() -> int:
                 if isinstance(model, Exception):
                     verdict, what = "not to be had", " ".join(str(model).split())[:200]
                 else:
-                    verdict, what = judged(case, model, inputs, Path(folder) / "model.onnx")
+                    verdict, what = judged(model, inputs, Path(folder) / "model.onnx")
                     opsets[opset] += 1
                 verdicts[verdict] += 1
                 if verdict.startswith("equal"):
