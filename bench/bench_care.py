@@ -5,19 +5,28 @@ training, gradients, and which parameters learn. If it can be built, its inferen
 step run in the bit-exact model and are compared with the module itself, in FP32, and with PyTorch
 with the core's numbers.
 
+``--through onnx`` exports every module to ONNX first, ``--through onnx-old`` with PyTorch's older
+exporter. A model of ONNX has no gradients and no names of the module, so its outputs in evaluation
+are compared with the module's, in the import and in the bit-exact model, and a training step in the
+model with PyTorch with the core's numbers.
+
 Prints one JSON object: counts of the verdicts, and the verdict of each module with its reason or
 largest error. Exits with 1 if a module is wrong or ends in an error that is no refusal.
 ``--only WORD`` runs the modules with the word in their names.
 """
 
 import argparse
+import contextlib
 import copy
+import io
 import json
 import sys
+import tempfile
 import time
 import traceback
 import warnings
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -29,13 +38,16 @@ from fpgapipe.errors import UserError
 from fpgapipe.host.backends.model import ModelBackend
 from fpgapipe.host.backends.torch_backend import TorchBackend
 from fpgapipe.host.backends.torch_reference import forward, initial_weights
+from fpgapipe.host.backends.verification import verify
 from fpgapipe.host.runtime.check import NumericCheck
 from fpgapipe.hw.hls_models.numerics.element_format import FP32
 from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec, ScratchpadSpec, VectorSpec
 from fpgapipe.lowering.program.pipeline import build_pipeline
 from fpgapipe.lowering.units.step_options import StepOptions, scalar_bits
+from fpgapipe.network.frontends.source import TorchSource
 from fpgapipe.network.frontends.torch.torch_program import from_torch
 from fpgapipe.network.graph import Graph
+from fpgapipe.network.load import load_network
 from fpgapipe.network.logits import Logits
 from fpgapipe.partition.schedule.schedule_kinds import make_schedule
 
@@ -54,11 +66,17 @@ A wrong gradient differs by more than 0.6."""
 LOSS = 0.03
 """Largest difference between losses in MXINT8 and FP32; correct networks have 0.003 to 0.013."""
 NUM_BATCHES = 2
+FOLDER = tempfile.TemporaryDirectory()
+"""Folder of the exported model, which its verification reads again."""
 REFUSALS = (UserError, NotImplementedError)
 
 
 class WrongError(Exception):
     """The result differs from that of PyTorch."""
+
+
+class ExportError(Exception):
+    """PyTorch does not export the module, or exports something else."""
 
 
 def tensors_of(output: Any) -> list[torch.Tensor]:
@@ -211,6 +229,54 @@ def check_gradients(
     return worst
 
 
+def imported(source: Source, example: tuple[torch.Tensor, ...], through: str) -> Graph:
+    """Import a module, perhaps through a model of ONNX.
+
+    Raises
+    ------
+    ExportError
+        If PyTorch does not export the module.
+    """
+    module = copy.deepcopy(source.module)
+    if through == "torch":
+        return from_torch((module, example), name="care")
+    path = str(Path(FOLDER.name) / "care.onnx")
+    try:
+        with contextlib.redirect_stdout(io.StringIO()):
+            torch.onnx.export(module.eval(), example, path, dynamo=through == "onnx")
+    except Exception as error:  # exporters have no common base class of errors
+        raise ExportError(" ".join(str(error).split())[:160]) from None
+    return load_network(path)
+
+
+def check_evaluation(case: Case, source: Source, graph: Graph) -> float:
+    """Compare the graph with the ONNX model and with the source; returns the largest error.
+
+    Raises
+    ------
+    WrongError
+        If it is not what the ONNX model computes.
+    ExportError
+        If it is, and the module computes something else.
+    """
+    result = verify(graph, batches=1)
+    if result.verified is False:
+        raise WrongError(result.reason)
+    worst = 0.0
+    weights = initial_weights(graph)
+    for inputs in batches(case):
+        _, expected = source.run(inputs, training=False)
+        values = forward(graph, copied(weights), given_to(graph, inputs), training=False)
+        for name, two in zip(graph.outputs, expected, strict=True):
+            try:
+                worst = max(worst, held("output in evaluation", values[name], two, EXACT))
+            except WrongError as error:
+                if result.verified:
+                    raise ExportError(f"the exported model computes otherwise: {error}") from None
+                raise
+    return worst
+
+
 def check_inference(case: Case, source: Source, graph: Graph) -> None:
     """Compare inference in the bit-exact model with the source."""
     options = StepOptions(activations=FP32, train=False)
@@ -251,7 +317,7 @@ def check_step(case: Case, source: Source, graph: Graph) -> float:
         # A gradient that is computed in slices is not kept, and is the first step's momentum.
         gradients = {**backend.parameters(".momentum"), **backend.parameters(".gradient")}
         state = backend.state()
-    if case.random:
+    if case.random or not isinstance(graph.source, TorchSource):
         return 0.0
     loss, expected, buffers = source.gradients(
         inputs,
@@ -278,7 +344,7 @@ def check_step(case: Case, source: Source, graph: Graph) -> float:
     return worst
 
 
-def judge(name: str, case: Case) -> dict[str, Any]:
+def judge(name: str, case: Case, through: str = "torch") -> dict[str, Any]:
     """Give the verdict about one module."""
     found: dict[str, Any] = {"name": name}
     try:
@@ -286,11 +352,12 @@ def judge(name: str, case: Case) -> dict[str, Any]:
         source = Source(case.make())
         try:
             example = tuple(torch.randn(shape) for shape in case.shapes)
-            graph = from_torch((copy.deepcopy(source.module), example), name="care")
+            graph = imported(source, example, through)
         except REFUSALS as error:
             return found | {"verdict": "import refused", "reason": str(error)}
         try:
-            found["import_error"] = check_import(case, source, graph)
+            check = check_import if through == "torch" else check_evaluation
+            found["import_error"] = check(case, source, graph)
         except NotImplementedError as error:
             found["reference"] = str(error)  # the graph has an operator that PyTorch's side lacks
         except UserError as error:
@@ -307,6 +374,8 @@ def judge(name: str, case: Case) -> dict[str, Any]:
             found |= {"verdict": "imported right, step refused", "reason": str(error)}
             if "reference" in found:
                 found["verdict"] = "imported unverified, step refused"
+    except ExportError as error:
+        found |= {"verdict": "not exported right", "reason": str(error)}
     except WrongError as error:
         found |= {"verdict": "WRONG", "reason": str(error)}
     except Exception:  # any error but a refusal is a defect
@@ -318,6 +387,7 @@ def main() -> int:
     """Print the verdicts."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", default="", help="run the modules with this in their names")
+    parser.add_argument("--through", default="torch", choices=("torch", "onnx", "onnx-old"))
     given = parser.parse_args()
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
@@ -325,12 +395,13 @@ def main() -> int:
     found = []
     for name, case in CASES.items():
         if given.only in name:
-            verdict = judge(name, case)
+            verdict = judge(name, case, given.through)
             found.append(verdict)
             reason = " ".join(str(verdict.get("reason", "")).split())[:160]
             print(f"{verdict['verdict']:34} {name}  {reason}", file=sys.stderr, flush=True)
     counts = Counter(each["verdict"] for each in found)
     result = {
+        "through": given.through,
         "modules": len(found),
         "verdicts": dict(counts),
         "wall_s": time.perf_counter() - begin,

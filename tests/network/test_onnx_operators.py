@@ -100,9 +100,13 @@ REFUSED = {
     ),
     "its operands are no matrices, or are broadcast": (
         "whose axes before the last two are the same",
-        names("matmul", "1d_1d", "1d_3d", "4d_1d", "bcast"),
+        names("matmul", "1d_3d", "bcast"),
     ),
-    "it does nothing": ("is the input .* itself", names("sum", "one_input")),
+    "its result is one number": ("is one number for all samples", names("matmul", "1d_1d")),
+    "it does nothing": (
+        "is the input .* itself",
+        (*names("sum", "one_input"), *names("clip", "default_inbounds", "default_int8_inbounds")),
+    ),
     "it gives nothing": ("must lie in 0..10", names("slice", "start_out_of_bounds")),
     "it smooths, keeps a ratio, or reads a region": (
         "only without antialias|whose ratio is free|without a region of interest",
@@ -125,7 +129,7 @@ REFUSED = {
         (
             *names("add", *SMALL_INTEGERS),
             *names("maxpool", "2d_uint8"),
-            *names("clip_default_int8", "min", "max", "inbounds"),
+            *names("clip_default_int8", "min", "max"),
             *names("edge", "pad"),
             *names("reflect", "pad"),
             *names("wrap", "pad"),
