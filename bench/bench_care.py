@@ -18,6 +18,7 @@ largest error. Exits with 1 if a module is wrong or ends in an error that is no 
 import argparse
 import contextlib
 import copy
+import functools
 import io
 import json
 import sys
@@ -66,8 +67,6 @@ A wrong gradient differs by more than 0.6."""
 LOSS = 0.03
 """Largest difference between losses in MXINT8 and FP32; correct networks have 0.003 to 0.013."""
 NUM_BATCHES = 2
-FOLDER = tempfile.TemporaryDirectory()
-"""Folder of the exported model, which its verification reads again."""
 REFUSALS = (UserError, NotImplementedError)
 
 
@@ -229,6 +228,12 @@ def check_gradients(
     return worst
 
 
+@functools.cache
+def folder() -> tempfile.TemporaryDirectory[str]:
+    """Folder of the exported model, which its verification reads again."""
+    return tempfile.TemporaryDirectory()
+
+
 def imported(source: Source, example: tuple[torch.Tensor, ...], through: str) -> Graph:
     """Import a module, perhaps through a model of ONNX.
 
@@ -240,7 +245,7 @@ def imported(source: Source, example: tuple[torch.Tensor, ...], through: str) ->
     module = copy.deepcopy(source.module)
     if through == "torch":
         return from_torch((module, example), name="care")
-    path = str(Path(FOLDER.name) / "care.onnx")
+    path = str(Path(folder().name) / "care.onnx")
     try:
         with contextlib.redirect_stdout(io.StringIO()):
             torch.onnx.export(module.eval(), example, path, dynamo=through == "onnx")
