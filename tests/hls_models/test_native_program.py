@@ -34,6 +34,7 @@ from fpgapipe.hw.hls_models.model.dma import transfer
 from fpgapipe.hw.hls_models.native import native_library
 from fpgapipe.hw.hls_models.native.native_library import build_library, library, loaded
 from fpgapipe.hw.hls_models.native.native_program import NativeProgram
+from fpgapipe.hw.hls_models.numerics.function import Function
 from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec, ScratchpadSpec
 from fpgapipe.lowering.products.conv import PASSES
 from fpgapipe.sim_tb.testbenches.tb_address import edge_patterns, random_pattern
@@ -116,6 +117,13 @@ def test_vectors():
         result = check(SPEC, program, np.zeros(64, np.uint8), seed, exponents=exponents)
         stopped += result is not None
     assert stopped > 25
+
+
+@pytest.mark.parametrize("function", Function)
+def test_functions_of_numbers_of_all_sizes(function):
+    op = VectorOp((100,), Source(0, (64,)), Target(8192, (64,)), function=function)
+    program = [Instruction(Opcode.VECTOR, body=op.encoded()), END]
+    check(SPEC, program, np.zeros(64, np.uint8), 1, exponents=(0, 60, 127, 134, 190, 250))
 
 
 def test_a_product_next_to_the_least_normal_number():

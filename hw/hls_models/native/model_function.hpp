@@ -130,7 +130,8 @@ struct Evaluator {
         }
         const Number found = number<function>(sign, exponent, fraction);
         // The conversion rounds to 24 bits, ties to even; values are in steps of 2**-28.
-        const float value = float(int32_t(found.value) ^ (faulty(10) ? 0x800000 : 0));
+        // A logarithm takes more than 32 bits.
+        const float value = float(found.value ^ (faulty(10) ? 0x800000 : 0));
         int64_t rounded = load<int32_t>(&value);
         rounded += (found.power - (127 + 28)) * (1 << 23);
         rounded = at_most(rounded, infinity_bits);
