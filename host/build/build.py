@@ -281,7 +281,7 @@ def write_build(
     cores = list(dict.fromkeys(core_specs(plan)))
     is_large = sum(stage.macs for stage in plan.stages) >= LARGE_MACS
     with contextlib.ExitStack() as stack:
-        verilog = begun and begun.take(cores)
+        verilog = begun.take(cores) if begun else None
         if hardware and not verilog:
             verilog = stack.enter_context(verilog_ahead(cores, is_large=is_large))
         on_part("programs")
