@@ -312,7 +312,7 @@ def write_build(
                 on_part(parts := part)
             _write(fresh / name, pieces)
         on_part(MANIFEST)
-        manifest = _manifest(fresh, build, own)
+        manifest = _manifest(fresh, build, own, hardware=hardware)
         _write(fresh / MANIFEST, [manifest])
     remember(manifest)
     return build
@@ -324,7 +324,7 @@ def _write(path: Path, pieces: Iterable[bytes | memoryview]) -> None:
         file.writelines(pieces)
 
 
-def _manifest(folder: Path, build: Build, own: list[str]) -> bytes:
+def _manifest(folder: Path, build: Build, own: list[str], *, hardware: bool) -> bytes:
     value = {
         "format": "fpgapipe-build",
         "version": FORMAT_VERSION,
@@ -332,6 +332,7 @@ def _manifest(folder: Path, build: Build, own: list[str]) -> bytes:
         "seed": build.seed,
         "options": OPTIONS.dump_python(build.options, mode="json"),
         "own_values": own,
+        **({} if hardware else {"hardware": False}),
         "files": {
             path.relative_to(folder).as_posix(): {
                 "bytes": path.stat().st_size,
@@ -431,13 +432,14 @@ def holding(folder: Path) -> Iterator[None]:
 class _Manifest:
     """Contents of ``manifest.json``; `own` are the parameters whose values came with the network.
 
-    `files` has the size in bytes and the SHA-256 of each file.
+    `hardware` says whether there is Verilog. `files` has the size in bytes and the SHA-256 of each file.
     """
 
     options: StepOptions
     seed: int
     made_by: str
     own: frozenset[str]
+    hardware: bool
     files: Mapping[str, tuple[int, str]]
 
 
@@ -471,7 +473,7 @@ def open_build(folder: Path) -> Build:
             cluster = CLUSTERS.validate_json(read_bytes(folder / CLUSTER, MAX_BYTES[CLUSTER]))
         except ValidationError:
             raise FileError(folder / CLUSTER, ["is no cluster of a build"]) from None
-        names = needed(plan, hardware=any(name.endswith(".v") for name in files))
+        names = needed(plan, hardware=manifest.hardware)
         missing = sorted(names - files.keys())
         _refuse_damage(folder, [f"{MANIFEST} without {name}" for name in missing])
         _refuse_damage(folder, [f"{MANIFEST} with {name}" for name in sorted(files.keys() - names)])
@@ -516,6 +518,7 @@ def _read_manifest(folder: Path) -> tuple[bytes, _Manifest]:
             _WHOLE.validate_python(value["seed"]),
             _TEXT.validate_python(value["made_by"]),
             frozenset(_NAMES.validate_python(value["own_values"])),
+            value.get("hardware") is not False,
             {
                 _TEXT.validate_python(name): (
                     _WHOLE.validate_python(each["bytes"]),
