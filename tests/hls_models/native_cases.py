@@ -212,7 +212,10 @@ def random_product(rng, spec):
     m, k, n = sizes if is_a else (rng.randint(1, 9), *sizes[:2])
     if not is_a:
         k *= sizes[2]
-    other = simple(rng, spec, n * k * (spec.cols if is_a else m))
+    count = n * k * (spec.cols if is_a else m)
+    if count > 1 << 16:
+        return random_product(rng, spec)
+    other = simple(rng, spec, count)
     if rng.random() < 0.15:
         # A word that goes on at the beginning of the scratchpad.
         nest = LoopNest((Loop(other.pos.size, 0),))
