@@ -8,7 +8,7 @@ front of a skip connection or last; training and inference, BF16 and FP32, cores
 Loss and changes of the weights after a step, or the results of inference, are compared with
 PyTorch that rounds as the core does, within a few percent of a tensor's norm; with PyTorch in FP32,
 which shares no code with the lowering, so that what both get wrong is found; and in one case of
-four with those of another core, which must have the same bits.
+four of convolutions and linear layers with another core, which must give the same bits.
 
 Prints one JSON object: cases by unit and verdict, what was wrong, reasons of refusals, tracebacks
 and seconds. Exits with 1 if a case is wrong or ends in an error that is no refusal. ``--cases N``
