@@ -44,16 +44,16 @@ def stored_as(
     if not parameter.order:
         return Stored(parameter.spec.trainable, tensor, shape, split, order, part)
     # The axes of the parameter's own layout; the last one that the layer reads may be two here.
-    pieces = [[axis] for axis in range(len(shape) - 1)]
-    pieces.append(list(range(len(shape) - 1, len(split))))
-    moved = [axis for own in parameter.back for axis in pieces[own]]
+    last = len(shape) - 1
+    pieces = [*([axis] for axis in range(last)), [*range(last, len(split))]]
+    own = [place for axis in parameter.back for place in pieces[axis]]
     if part:
         part = (parameter.order[part[0]], *part[1:])
     return Stored(
         parameter.spec.trainable,
         tensor,
         parameter.shape,
-        tuple(split[axis] for axis in moved),
-        tuple(moved.index(axis) for axis in order),
+        tuple(split[axis] for axis in own),
+        tuple(own.index(axis) for axis in order),
         part,
     )

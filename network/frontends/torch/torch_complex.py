@@ -58,33 +58,31 @@ def _part(t: Translation, node: Node) -> None:
 def of_pairs(t: Translation, node: Node) -> bool:
     """Translate a sum or product of complex numbers; return whether it is one."""
     operands = [node["self"], node.arguments.get("other")]
-    if not any(t.pairs(each) or _is_complex(t, each) for each in operands):
+    if not any(_is_complex(t, each) for each in operands):
         return False
     function = node.target.split(".")[1].removesuffix("_")
-    if function == "mul" and all(t.pairs(each) or _is_complex(t, each) for each in operands):
-        t.give_pairs(node, Pairs(_product(t, node, *operands)))
-        return True
-    if function == "mul" and isinstance(operands[1], int | float | t.torch.fx.Node):
-        raise Unsupported("only of two complex numbers; scale the parts before they are joined")
-    if function not in ("add", "sub") or node.arguments.get("alpha", 1) != 1:
+    if function not in ("add", "sub", "mul") or node.arguments.get("alpha", 1) != 1:
         raise Unsupported("only sums and products of complex numbers")
-    if not all(t.pairs(each) or _is_complex(t, each) for each in operands):
-        raise Unsupported("only of two complex numbers")
-    layer = t.add(node.name, Binary(function), *(_pairs(t, each) for each in operands))
+    if not all(_is_complex(t, each) for each in operands):
+        raise Unsupported("only of two complex numbers; scale the parts before they are joined")
+    if function == "mul":
+        layer = _product(t, node, *operands)
+    else:
+        layer = t.add(node.name, Binary(function), *(_pairs(t, each) for each in operands))
     t.give_pairs(node, Pairs(layer))
     return True
 
 
 def _product(t: Translation, node: Node, one: Any, other: Any) -> str:
     """``(a + bi)(c + di)``, as ``(a, b) * (c, c) + (b, a) * (-d, d)``."""
-    if t.known(other) is None and t.known(one) is not None:
+    if _fixed(t, other) is None and _fixed(t, one) is not None:
         one, other = other, one
     left = _pairs(t, one)
     shape = t.builder.tensor(left).shape
-    fixed = t.known(other)
+    fixed = _fixed(t, other)
     if fixed is not None:
         wanted = broadcast([shape, (*fixed.shape, 2)])
-        pairs = t.torch.view_as_real(fixed.resolve_conj())
+        pairs = t.torch.view_as_real(fixed)
         twice = t.torch.stack((pairs[..., 0], pairs[..., 0]), -1)
         crossed = t.torch.stack((-pairs[..., 1], pairs[..., 1]), -1)
         # Factors are repeated here but for the samples, as far as they are those of all samples.
@@ -112,9 +110,14 @@ def _product(t: Translation, node: Node, one: Any, other: Any) -> str:
     return t.add(node.name, Binary("add"), *summands)
 
 
-def _is_complex(t: Translation, node: Any) -> bool:
+def _fixed(t: Translation, node: Any) -> Any | None:
+    """Fixed complex numbers; None if an argument is anything else."""
     known = t.known(node) if isinstance(node, t.torch.fx.Node) else None
-    return known is not None and bool(known.is_complex())
+    return known.resolve_conj() if known is not None and known.is_complex() else None
+
+
+def _is_complex(t: Translation, node: Any) -> bool:
+    return t.pairs(node) is not None or _fixed(t, node) is not None
 
 
 def _pairs(t: Translation, node: Any) -> str:
@@ -122,6 +125,7 @@ def _pairs(t: Translation, node: Any) -> str:
     found = t.pairs(node)
     if found is not None:
         return found.layer
-    if _is_complex(t, node):
-        return t.fixed(node.name, t.torch.view_as_real(t.known(node).resolve_conj()).contiguous())
+    fixed = _fixed(t, node)
+    if fixed is not None:
+        return t.fixed(node.name, t.torch.view_as_real(fixed).contiguous())
     raise Unsupported("only of complex numbers")

@@ -266,16 +266,16 @@ def _einsum(t: Translation, node: Node) -> None:
             if sizes.setdefault(axis, size) != size:
                 raise Unsupported(f"axis {axis!r} has {sizes[axis]} and {size} elements")
     waiting = [(t.layer(tensor), list(term)) for tensor, term in zip(tensors, terms, strict=True)]
-    for number, (layer, term) in enumerate(waiting):
+    for number, (layer, axes) in enumerate(waiting):
         elsewhere = {*result, *"".join(terms[:number] + terms[number + 1 :])}
-        waiting[number] = _summed(t, f"{node.name}.{number}.sum", layer, term, elsewhere)
-    (layer, term), *others = waiting
+        waiting[number] = _summed(t, f"{node.name}.{number}.sum", layer, axes, elsewhere)
+    (layer, found), *others = waiting
     for number, (other, axes) in enumerate(others):
         last = number == len(others) - 1
         name = node.name if last else f"{node.name}.{number}"
         kept = {*result, *(axis for _, each in others[number + 1 :] for axis in each)}
-        layer, term = _contracted(t, name, (layer, term), (other, axes), kept, result, sizes)
-    t.give(node, _ordered(t, node.name, tuple(term.index(axis) for axis in result), layer))
+        layer, found = _contracted(t, name, (layer, found), (other, axes), kept, result, sizes)
+    t.give(node, _ordered(t, node.name, tuple(found.index(axis) for axis in result), layer))
 
 
 def _summed(
