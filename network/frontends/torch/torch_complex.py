@@ -24,7 +24,7 @@ _IMAGINARY_TWICE = AxisMap(-1, (((1, -1.0),), ((1, 1.0),)))
 
 @handles("view_as_complex.default")
 def _view_as_complex(t: Translation, node: Node) -> None:
-    t.give_pairs(node, Pairs(t.layer(node["self"])))
+    t.give(node, Pairs(t.layer(node["self"])))
 
 
 @handles("view_as_real.default")
@@ -45,7 +45,7 @@ def _complex(t: Translation, node: Node) -> None:
         t.add(f"{node.name}.{number}", Reshape((*shapes[0], 1)), each)
         for number, each in enumerate(parts)
     ]
-    t.give_pairs(node, Pairs(t.add(node.name, Concat(-1), *parts)))
+    t.give(node, Pairs(t.add(node.name, Concat(-1), *parts)))
 
 
 @handles("real.default", "imag.default")
@@ -69,7 +69,7 @@ def of_pairs(t: Translation, node: Node) -> bool:
         layer = _product(t, node, *operands)
     else:
         layer = t.add(node.name, Binary(function), *(_pairs(t, each) for each in operands))
-    t.give_pairs(node, Pairs(layer))
+    t.give(node, Pairs(layer))
     return True
 
 

@@ -436,18 +436,11 @@ class Translation:
 
     def pairs(self, node: Any) -> Pairs | None:
         """The complex numbers that an argument stands for; None if it is fixed or none of these."""
-        if not isinstance(node, self.torch.fx.Node):
-            return None
-        result = self._results.get(node)
+        result = self._results.get(node) if isinstance(node, self.torch.fx.Node) else None
         if isinstance(result, self.torch.Tensor) and result.is_complex() and node in self._learned:
             self._compute(node)
             result = self._results[node]
         return result if isinstance(result, Pairs) else None
-
-    def give_pairs(self, node: Node, pairs: Pairs) -> None:
-        """Record complex numbers as a node's result."""
-        self._results[node.fx] = pairs
-        self._learned.pop(node.fx, None)
 
     def known(self, node: Any) -> Any | None:
         """The ``torch.Tensor`` of an argument; None if it is computed or learned."""
@@ -587,9 +580,9 @@ class Translation:
         caller = str(stack[-1][0])
         return (owner if owner.startswith(caller) else caller) or node.name
 
-    def give(self, node: Node, result: str | Sequence[str | None]) -> None:
+    def give(self, node: Node, result: str | Pairs | Sequence[str | None]) -> None:
         """Record the layer that gives a node's result, or one layer for each of its results."""
-        self._results[node.fx] = result if isinstance(result, str) else list(result)
+        self._results[node.fx] = result if isinstance(result, str | Pairs) else list(result)
         self._learned.pop(node.fx, None)
         if node.fx in self._aliases.writes:
             self._overwrite(node.fx, self._results[node.fx])
