@@ -17,13 +17,6 @@ import numpy as np
 
 from fpgapipe.errors import UserError
 from fpgapipe.host.backends.torch_reference import forward, initial_weights
-from fpgapipe.host.backends.verification_result import (
-    EVALUATION,
-    MODES,
-    TOLERANCES,
-    TRAINING,
-    Verification,
-)
 from fpgapipe.network import operators as ops
 from fpgapipe.network.frontends.onnx.onnx_reference import (
     Evaluate,
@@ -35,6 +28,13 @@ from fpgapipe.network.frontends.source import OnnxSource, TorchSource
 from fpgapipe.network.frontends.torch.torch_modes import training_modes
 from fpgapipe.network.graph import Graph, NetworkError
 from fpgapipe.network.mask_inputs import mask_inputs
+from fpgapipe.network.verification import (
+    EVALUATION,
+    MODES,
+    TOLERANCES,
+    TRAINING,
+    Verification,
+)
 from fpgapipe.optional import require
 from fpgapipe.output import beside_output
 
