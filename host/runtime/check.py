@@ -349,8 +349,8 @@ class NumericCheck(Check):
         scalars: Sequence[int],
     ) -> Iterator[_Pair]:
         """What a step has computed: the loss, and what belongs to parameters, last layers first."""
-        losses = (np.array([each], np.float32) for each in (loss, other_loss))
-        yield _Pair(LOSS, "", None, *losses, noise=LOSS_NOISE, least=LEAST_LOSS)
+        one, two = (np.array([each], np.float32) for each in (loss, other_loss))
+        yield _Pair(LOSS, "", None, one, two, noise=LOSS_NOISE, least=LEAST_LOSS)
         kinds = {"gradient": _gradients(first, self.backend, self._gain)}
         if first.num_updates > 1:
             kinds["momentum"] = _added_momentum(first, self.backend, before, scalars)
