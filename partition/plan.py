@@ -252,6 +252,14 @@ class Plan(_Part):
         return self.schedule == DATA_PARALLEL
 
     @property
+    def clk_hz(self) -> float:
+        """Clock frequency by which cycles of the whole become times, Hz: that of the slowest core.
+
+        Simulated devices run at one clock; boards whose cores have several wait for the slowest.
+        """
+        return min(stage.core.clk_hz for stage in self.stages)
+
+    @property
     def has_shards(self) -> bool:
         """Whether each device has all layers, or parts of them."""
         return self.schedule in (DATA_PARALLEL, LAYERWISE)

@@ -449,7 +449,7 @@ def how_to_build(folder: Path) -> str:
     return f"'{line} -o {folder}' makes one"
 
 
-def open_build(folder: Path) -> Build:
+def open_build(folder: Path | str) -> Build:
     """Open a build folder.
 
     Its files are checked against the manifest. If the build was neither made nor opened on this
@@ -462,6 +462,9 @@ def open_build(folder: Path) -> Build:
         If the folder is no build, is damaged, is of another version, or is not what fpgapipe makes
         of its plan.
     """
+    if not isinstance(folder, Path | str):
+        raise UserError(f"a build folder must be a path, not {type(folder).__name__}")
+    folder = Path(folder)
     data, manifest = _read_manifest(folder)
     files = manifest.files
     inputs = (PLAN, NETWORK, CLUSTER)

@@ -500,7 +500,7 @@ def measure_build(
         build.parameters,
         build.memories,
         build.wires,
-        clk_hz=build.plan.stages[0].core.clk_hz,
+        clk_hz=build.plan.clk_hz,
         threads=threads,
         progress=progress,
     )

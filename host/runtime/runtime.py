@@ -393,18 +393,13 @@ def run_build(
         devices=len(plan.stages),
         schedule=plan.schedule,
         batch=plan.batch,
-        clk_hz=clk_hz(build),
+        clk_hz=plan.clk_hz,
         macs=plan.num_microbatches * macs_of(build.graph, train=plan.trains),
         worst=check.worst if isinstance(check, NumericCheck) else {},
         folder=folder,
         simulation=backend.simulation or (check.backend.simulation if check else None),
         **figures,
     )
-
-
-def clk_hz(build: Build) -> float:
-    """Clock frequency of a build's devices, Hz; the lowest if they differ."""
-    return min(stage.core.clk_hz for stage in build.plan.stages)
 
 
 def _train(

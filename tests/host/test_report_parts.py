@@ -7,11 +7,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from report_case import make_build, write_log
 
+from fpgapipe.host.build.program_check import Verification
 from fpgapipe.host.report.drawing.elements import difference, signed
 from fpgapipe.host.report.drawing.line_chart import MAX_POINTS, Line, line_chart
 from fpgapipe.host.report.drawing.theme import DARK, LIGHT, asset
+from fpgapipe.host.report.pages.findings import findings
+from fpgapipe.host.report.pages.head import head
+from fpgapipe.host.report.pages.subject import Subject
 from fpgapipe.host.report.pages.utilisation import engines_of
+from fpgapipe.host.terminal.console import count
 
 ROOT = Path(__file__).parents[2]
 
@@ -146,3 +152,41 @@ def test_style_sheets_and_scripts_are_packaged():
         if path.is_file() and path.suffix != ".py":
             assert any(path.match(pattern) for pattern in patterns), path
             assert asset(path.name)
+
+
+def test_headline_and_tile_have_the_cycles_of_a_simulated_run(tmp_path):
+    """A build that was run in simulation and not measured: one figure, in both places."""
+    build = make_build(tmp_path / "built")
+    folder = build.folder / "run" / "sim"
+    folder.mkdir(parents=True)
+    write_log(folder / "log.jsonl", build.plan.batch, 1, 0.0, "sim")
+    subject = Subject.of(build)
+    cycles = subject.simulated_cycles
+    assert cycles
+    assert f"take {count(cycles)} cycles" in findings(subject)
+    assert count(cycles) in head(subject)
+    assert "not measured yet" not in head(subject)
+
+
+def test_unequal_boards_have_the_clock_of_the_slowest(tmp_path):
+    def slower(plan, graph):
+        first, second = plan.stages
+        core = second.core.model_copy(update={"clk_hz": 150e6})
+        return plan.model_copy(
+            update={"stages": (first, second.model_copy(update={"core": core}))}
+        ), graph
+
+    subject = Subject.of(make_build(tmp_path / "built", change=slower))
+    assert subject.plan.clk_hz == 150e6
+    assert subject.clk_hz == subject.plan.clk_hz
+    assert "at 150 MHz" in head(subject)
+
+
+def test_the_head_says_what_was_verified(tmp_path):
+    build = make_build(tmp_path / "built")
+    assert "Programs not verified: its folder does not say" in head(Subject.of(build))
+    Verification(skipped="--no-verify").write(build.folder)
+    assert "Programs not verified: --no-verify." in head(Subject.of(build))
+    Verification(4, {"fc1": "too large to compare"}).write(build.folder)
+    assert "4 groups of layers" in head(Subject.of(build))
+    assert "not verified: fc1 (too large to compare)." in head(Subject.of(build))

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from fpgapipe.boards.cluster import Cluster
     from fpgapipe.host.build.build import Build
+    from fpgapipe.host.build.program_check import Verification
     from fpgapipe.host.build.verilog_ahead import Begun
     from fpgapipe.lowering.units.step_options import StepOptions
     from fpgapipe.partition.explore.candidate import Candidate
@@ -123,7 +124,8 @@ if TYPE_CHECKING:
     "--verify/--no-verify",
     default=True,
     show_default=True,
-    help="Compare an imported network with its source first; refuse one that differs.",
+    help="Compare an imported network with its source, and the programs of its layers with "
+    "PyTorch; refuse what differs.",
 )
 @click.option(
     "--hardware/--no-hardware",
@@ -241,7 +243,8 @@ def build(
         shards, _, _ = plan_shards(request, network, strategy)
     if shards is not None:
         output = Path(folder or f"out/{load(shards.microbatch).name}")
-        built = _written(shards, request, output, seed, hardware=hardware)
+        verification = _verified(shards, request, verify=verify)
+        built = _written(shards, request, output, seed, verification, hardware=hardware)
         _tell(built, request, cluster, package, hardware=hardware)
         return
 
@@ -266,7 +269,10 @@ def build(
             assert best.microbatch is not None
             output = Path(folder or f"out/{load(best.microbatch).name}")
             try:
-                built = _written(plan, request, output, seed, begun, hardware=hardware)
+                verification = _verified(plan, request, verify=verify)
+                built = _written(
+                    plan, request, output, seed, verification, begun, hardware=hardware
+                )
                 break
             except UserError as error:
                 fits = not isinstance(error.__cause__, NoRoom)
@@ -281,6 +287,7 @@ def _tell(
     built: Build, request: Request, cluster: Cluster, package: str | None, *, hardware: bool
 ) -> None:
     """Print what was built, and package it."""
+    from fpgapipe.host.build.program_check import Verification
     from fpgapipe.host.cli.options.planning import print_plan
 
     print_plan(built.plan, request.cluster)
@@ -289,6 +296,7 @@ def _tell(
     print()
     _print_memory(built)
     _hint(built.plan, request)
+    print(Verification.read(built.folder))
     where = str(built.folder) if hardware else f"{built.folder} --backend model"
     print(f"written to {built.folder}; 'fpgapipe run {where}' runs it")
     if package is not None:
@@ -387,11 +395,25 @@ def _scratchpad_bytes(candidate: Candidate) -> int:
     return max(stage.core.scratchpad_bytes for stage in candidate.stages if stage.core)
 
 
+def _verified(plan: Plan, request: Request, *, verify: bool) -> Verification:
+    """Compare the programs of a plan's layers with PyTorch, if that is asked for."""
+    from fpgapipe.host.build.program_check import Verification, verify_programs
+    from fpgapipe.host.terminal.console import progress
+    from fpgapipe.stopwatch import phase
+
+    if not verify:
+        return Verification(skipped="--no-verify")
+    with progress() as display, phase("comparison of the programs with PyTorch"):
+        display.add_task("comparing programs")
+        return verify_programs(plan, request.load(plan.microbatch), request.step_options)
+
+
 def _written(
     plan: Plan,
     request: Request,
     folder: Path,
     seed: int,
+    verification: Verification,
     begun: Begun | None = None,
     *,
     hardware: bool,
@@ -401,7 +423,7 @@ def _written(
 
     with progress() as display:
         display.add_task("making programs")
-        return write_build(
+        built = write_build(
             plan,
             request.load(plan.microbatch),
             request.cluster,
@@ -412,6 +434,8 @@ def _written(
             begun=begun,
             hardware=hardware,
         )
+    verification.write(folder)
+    return built
 
 
 def _print_resources(build: Build) -> None:

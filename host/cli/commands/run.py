@@ -237,7 +237,7 @@ def run(folder: str, as_json: bool, **options: Any) -> int:
     from fpgapipe.host.data.data import load_data
     from fpgapipe.host.runtime.parameters_file import read_parameters
     from fpgapipe.host.runtime.run_display import RunDisplay
-    from fpgapipe.host.runtime.runtime import clk_hz, run_build
+    from fpgapipe.host.runtime.runtime import run_build
     from fpgapipe.host.terminal.console import print_json, progress
 
     with holding(Path(folder)):
@@ -252,7 +252,7 @@ def run(folder: str, as_json: bool, **options: Any) -> int:
         file = options["parameters"]
         parameters = read_parameters(Path(file), build.graph) if file else None
         how = _how(options, source, parameters, begin_s, len(build.plan.stages))
-        clock = clk_hz(build)
+        clock = build.plan.clk_hz
         with progress(options["progress"]) as display:
             summary = run_build(
                 build,

@@ -33,10 +33,7 @@ def furthest(subject: Subject) -> Run | None:
 def _speed(subject: Subject) -> str:
     plan, clk_hz = subject.plan, subject.clk_hz
     cycles = subject.measured.minibatch_cycles if subject.measured else None
-    simulated = cycles.rtl if cycles else None
-    if simulated is None:  # a run in simulation counts cycles, too
-        counts = [step.cycles for run in subject.runs for step in run.steps if step.cycles]
-        simulated = counts[-1] if counts else None
+    simulated = subject.simulated_cycles
     planned = plan.predicted.minibatch_s * clk_hz
     what = f"a mini-batch of {counted(plan.batch, 'sample')}"
     devices = counted(len(plan.stages), "device")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from fpgapipe.host.build.program_check import Verification
 from fpgapipe.host.report.drawing.elements import NOTHING, signed, term, text
 from fpgapipe.host.report.drawing.timetable import counted, number, percent
 from fpgapipe.host.report.pages.findings import findings, furthest
@@ -37,6 +38,7 @@ def head(subject: Subject) -> str:
         f'<p class="eyebrow">fpgapipe report</p>\n<h1>{text(plan.network)} '
         f'<span>on {text(plan.cluster)}</span></h1>\n<p class="sentence">{findings(subject)}</p>\n'
         f'<p class="note">{sentence}</p>\n'
+        f'<p class="note">{_verified(subject)}.</p>\n'
         f'<dl class="facts">\n{figures}</dl>\n'
     )
 
@@ -50,7 +52,7 @@ def _figures(subject: Subject) -> Iterator[tuple[str, str, str, str]]:
     if cycles is not None and cycles.event is not None:
         predicted, by = cycles.event, "event simulation"
     yield "Cycles a mini-batch, predicted", count(predicted), by, ""
-    rtl = cycles.rtl if cycles else None
+    rtl = subject.simulated_cycles
     if rtl:
         gap = signed((predicted - rtl) / rtl)
         yield "Cycles a mini-batch, simulated", count(rtl), f"RTL; predicted {gap}", "main"
@@ -60,7 +62,7 @@ def _figures(subject: Subject) -> Iterator[tuple[str, str, str, str]]:
     if best:
         rate = plan.batch * clk_hz / best
         yield "Samples per second", number(rate, 4), by, "main" if rtl else ""
-    level = "rtl" if rtl else "event"
+    level = "rtl" if cycles and cycles.rtl else "event"
     at_work = working_share(subject, level)
     if at_work is not None:
         yield "Devices at work", percent(at_work), f"of the time, {LEVELS[level]}", ""
@@ -108,3 +110,9 @@ def _beside(subject: Subject, shown: Run) -> str:
         if run.name.startswith("torch") and run is not shown and run.validations:
             return f"; PyTorch {percent(run.validations[-1].accuracy)}"
     return ""
+
+
+def _verified(subject: Subject) -> str:
+    """What was verified before the build was written, as the beginning of a sentence."""
+    found = str(Verification.read(subject.build.folder))
+    return text(found[0].upper() + found[1:])

@@ -134,14 +134,6 @@ printed.</p>
 """
 
 
-def cycles_of(subject: Subject) -> float | None:
-    """Cycles of a simulated mini-batch: measured, or the mean of those of a simulated run."""
-    if subject.measured and subject.measured.minibatch_cycles.rtl:
-        return subject.measured.minibatch_cycles.rtl
-    counts = [step.cycles for run in subject.runs for step in run.steps if step.cycles]
-    return sum(counts) / len(counts) if counts else None
-
-
 def accuracy_of(subject: Subject) -> float | None:
     """Accuracy in the last validation of the run that went furthest."""
     run = furthest(subject)
@@ -151,13 +143,13 @@ def accuracy_of(subject: Subject) -> float | None:
 def _rate(subject: Subject) -> float:
     """Samples a second: simulated if there is a simulation, else predicted."""
     predicted = subject.plan.predicted.minibatch_s * subject.clk_hz
-    return subject.plan.batch * subject.clk_hz / (cycles_of(subject) or predicted)
+    return subject.plan.batch * subject.clk_hz / (subject.simulated_cycles or predicted)
 
 
 def _verdict(compared: Sequence[Compared]) -> str:
     """Say in two sentences which build is the fastest, and which finds most classes."""
     fastest = max(compared, key=lambda each: _rate(each.subject))
-    known = "" if cycles_of(fastest.subject) else ", by its plan"
+    known = "" if fastest.subject.simulated_cycles else ", by its plan"
     words = (
         f"<b>{text(fastest.label)}</b> is the fastest{known}, with "
         f"{number(_rate(fastest.subject), 4)} samples a second."
@@ -202,7 +194,7 @@ def _builds(compared: Sequence[Compared]) -> Section:
                 Cell(f"{text(plan.schedule)}, {plan.num_microbatches} micro-batches"),
                 whole(plan.batch),
                 whole(plan.predicted.minibatch_s * subject.clk_hz),
-                whole(cycles_of(subject)),
+                whole(subject.simulated_cycles),
                 Cell(number(_rate(subject), 4), _rate(subject)),
                 share(accuracy_of(subject)),
                 Cell(f"{resource} {percent(used)}{meter(used)}", used) if resource else NOTHING,

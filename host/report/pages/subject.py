@@ -89,8 +89,16 @@ class Subject:
 
     @property
     def clk_hz(self) -> float:
-        """Clock frequency of the measurement, or else of the first core, Hz."""
-        return self.measured.clk_hz if self.measured else self.plan.stages[0].core.clk_hz
+        """Clock frequency of the measurement, or else of the plan, as runs have it, Hz."""
+        return self.measured.clk_hz if self.measured else self.plan.clk_hz
+
+    @property
+    def simulated_cycles(self) -> float | None:
+        """Cycles of a simulated mini-batch: measured, or those of a simulated run's last."""
+        if self.measured and self.measured.minibatch_cycles.rtl:
+            return self.measured.minibatch_cycles.rtl
+        counts = [step.cycles for run in self.runs for step in run.steps if step.cycles]
+        return counts[-1] if counts else None
 
     @property
     def measure_command(self) -> str:

@@ -1,0 +1,319 @@
+"""Compares the programs of a network's layers with PyTorch before they are built.
+
+A verification of an import compares the network with its source, not its programs. Here each group
+of layers that run together becomes a network of its own, which the same lowering turns into a
+program of the same core. A learned tensor is added to each of its inputs and to its result, so that
+gradients of inputs are compared, too, and layouts are those in the middle of a network. One step
+with random values runs in the bit-exact model, and is compared with PyTorch with the core's numbers
+(`NumericCheck`).
+
+Height and width are reduced, as far as strides and windows at the borders stay as they are. Answers
+are kept in files (`fpgapipe.answers`), so that each question is asked once.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import time
+from dataclasses import asdict, dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from fpgapipe.answers import remembered
+from fpgapipe.errors import FileError, UserError
+from fpgapipe.files import read_json
+from fpgapipe.lowering.program.pipeline import build_pipeline
+from fpgapipe.lowering.units.network_units import units_of
+from fpgapipe.lowering.units.step_options import StepOptions, scalar_bits
+from fpgapipe.network import graph_json
+from fpgapipe.network import operators as ops
+from fpgapipe.network.graph import Graph, GraphBuilder
+from fpgapipe.network.initial_values import initial_parameters, random_batch
+from fpgapipe.network.losses import Loss
+from fpgapipe.network.operators.tensors import Tensor
+from fpgapipe.partition.pricing.plan_cores import core_specs
+from fpgapipe.partition.schedule.schedule_kinds import make_schedule
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from pathlib import Path
+
+    from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec
+    from fpgapipe.lowering.units.unit import Unit
+    from fpgapipe.partition.plan import Plan
+
+LIMIT_S = 15.0
+"""Time for the comparisons of a build, after which none is begun, s."""
+
+MOST_MACS = 200_000_000
+"""Most multiply-accumulates of a forward pass that is compared."""
+
+MOST_ELEMENTS = 4_000_000
+"""Most elements of parameters, and of inputs and results together, that are compared."""
+
+SAMPLES = 2
+"""Most samples, where no layer has their number in its settings."""
+
+SOURCES = ("hw.hls_models", "lowering", "network", "host.backends", "host.build", "host.runtime")
+"""Packages that determine the outcome."""
+
+NOTE = "verification.json"
+"""File of a build folder that says what was verified; it is not part of the manifest."""
+
+MAX_NOTE_BYTES = 1 << 20
+
+SHRINKS = (
+    ops.Activation,
+    ops.Affine,
+    ops.BatchNorm,
+    ops.Binary,
+    ops.Clamp,
+    ops.Conv,
+    ops.ConvTranspose,
+    ops.Dropout,
+    ops.GlobalPool,
+    ops.Pool,
+    ops.Unary,
+)
+"""Operators whose settings do not depend on the number of samples, height and width."""
+
+
+@dataclass(frozen=True)
+class Verification:
+    """What was compared before a build, as its folder and the report say.
+
+    Attributes
+    ----------
+    compared : int
+        Groups of layers whose programs were compared.
+    unverified : dict of str to str
+        Layers whose programs were not compared, each with the reason.
+    skipped : str
+        Why nothing was compared at all; empty if something was.
+    """
+
+    compared: int = 0
+    unverified: dict[str, str] = field(default_factory=dict)
+    skipped: str = ""
+
+    def __str__(self) -> str:
+        """The outcome as a line of text."""
+        if self.skipped:
+            return f"programs not verified: {self.skipped}"
+        text = f"programs verified: {self.compared} groups of layers compute what PyTorch computes"
+        reasons: dict[str, list[str]] = {}
+        for name, reason in self.unverified.items():
+            reasons.setdefault(reason, []).append(name)
+        for reason, names in reasons.items():
+            some = ", ".join(names[:4]) + (f" and {len(names) - 4} more" if names[4:] else "")
+            text += f"; not verified: {some} ({reason})"
+        return text
+
+    def write(self, folder: Path) -> None:
+        """Write the note into a build folder."""
+        (folder / NOTE).write_text(json.dumps(asdict(self), indent=1) + "\n")
+
+    @classmethod
+    def read(cls, folder: Path) -> Verification:
+        """The note of a build folder; one that has none was not verified."""
+        try:
+            value = read_json(folder / NOTE, MAX_NOTE_BYTES)
+            unverified = {str(name): str(reason) for name, reason in value["unverified"].items()}
+            return cls(int(value["compared"]), unverified, str(value["skipped"]))
+        except (FileError, UserError, OSError, KeyError, TypeError, ValueError, AttributeError):
+            return cls(skipped="its folder does not say that they were compared")
+
+
+def verify_programs(
+    plan: Plan,
+    graph: Graph,
+    options: StepOptions,
+    *,
+    limit_s: float = LIMIT_S,
+    clock: Callable[[], float] = time.monotonic,
+) -> Verification:
+    """Compare the programs of a plan's layers with PyTorch.
+
+    Parameters
+    ----------
+    plan : Plan
+    graph : Graph
+        Network for one micro-batch.
+    options : StepOptions
+        Options of the programs.
+    limit_s : float
+        Time after which no comparison is begun.
+    clock : callable
+        Present time, s.
+
+    Raises
+    ------
+    UserError
+        If the program of a layer computes something else; the message names the layer.
+    """
+    if importlib.util.find_spec("torch") is None:
+        return Verification(skipped="that needs torch (pip install 'fpgapipe[torch]')")
+    cores = dict(
+        (name, core)
+        for stage, core in zip(plan.stages, core_specs(plan), strict=True)
+        for name in stage.layers
+    )
+    degrees = plan.layer_degrees if plan.degrees is not None else {}
+    unverified: dict[str, str] = {}
+    asked: dict[str, tuple[Unit, Graph, CoreSpec]] = {}
+    for unit in units_of(graph):
+        parts = degrees.get(unit.name)
+        if parts is not None and parts.num_devices != parts.sample:
+            unverified[unit.name] = "cut over devices"
+            continue
+        try:
+            alone = alone_of(graph, unit)
+        except (NotImplementedError, ValueError, UserError) as error:
+            unverified[unit.name] = str(error)
+            continue
+        core = cores[unit.name]
+        asked.setdefault(f"{graph_json.to_json(alone)}\n{core}", (unit, alone, core))
+    until = clock() + limit_s
+    compared = 0
+    for unit, alone, core in sorted(asked.values(), key=lambda each: each[1].totals.macs):
+        own = StepOptions(
+            activations=options.activations, train=options.train, loss=Loss("mse"), apart=False
+        )
+
+        def find(alone: Graph = alone, core: CoreSpec = core, own: StepOptions = own) -> Any:
+            return compare(alone, core, own) if clock() < until else None
+
+        question = {
+            "network": graph_json.to_json(alone),
+            "core": str(core),
+            "options": str(own),
+        }
+        outcome = remembered("programs", SOURCES, question, find)
+        if outcome is None:
+            unverified[unit.name] = f"the {limit_s:g} s for it were over"
+        elif outcome["refused"]:
+            unverified[unit.name] = outcome["refused"]
+        elif outcome["wrong"]:
+            raise UserError(
+                f"layer {unit.name!r}: its program computes something else than PyTorch "
+                f"({outcome['wrong']}); this is a fault of fpgapipe, please report it; "
+                "--no-verify builds it all the same"
+            )
+        else:
+            compared += 1
+    return Verification(compared, unverified)
+
+
+def compare(graph: Graph, core: CoreSpec, options: StepOptions) -> dict[str, str]:
+    """Run a network in the bit-exact model and in PyTorch.
+
+    Returns
+    -------
+    dict of str to str
+        ``wrong`` says what differs, ``refused`` why nothing was compared; both may be empty.
+    """
+    from fpgapipe.host.backends.model import ModelBackend
+    from fpgapipe.host.backends.torch_backend import TorchBackend
+    from fpgapipe.host.runtime.check import NumericCheck
+
+    kind = "1f1b" if options.train else "gpipe"
+    try:
+        schedule = make_schedule(kind, 1, 1)
+        pipeline = build_pipeline(graph, [core], [list(graph.layers)], schedule, options=options)
+        values = initial_parameters(graph, 0)
+        torch = TorchBackend(graph, values, options=options, precision="mxint8", device="cpu")
+    except (NotImplementedError, ValueError, UserError) as error:
+        return {"wrong": "", "refused": " ".join(str(error).split())[:200]}
+    inputs, labels = random_batch(graph, 0, loss=options.loss)
+    check = NumericCheck(torch)
+    with np.errstate(all="ignore"), ModelBackend(pipeline, values) as model:
+        before = model.state()
+        if options.train:
+            result = model.step(inputs, labels, scalar_bits())
+            found = check.after(0, model, result, before, inputs, labels, scalar_bits())
+            finite = np.isfinite(torch.step(inputs, labels, scalar_bits()).loss)
+        else:
+            results, _ = model.infer(inputs, scalar_bits())
+            found = check.after_inference(0, model, results, inputs, scalar_bits())
+            finite = all(np.isfinite(each).all() for each in torch.infer(inputs)[0].values())
+    if not finite:
+        return {"wrong": "", "refused": "random values are outside of the range of its function"}
+    return {"wrong": "" if found is None else str(found), "refused": ""}
+
+
+# ---------------------------------------------------------------------- a unit as a network
+
+
+def alone_of(graph: Graph, unit: Unit) -> Graph:
+    """A network of the layers of a unit, with a learned tensor added before and behind.
+
+    Raises
+    ------
+    ValueError
+        If the layers do not run together there, or are too large.
+    """
+    for function in ("add", "mul"):
+        found = _alone(graph, unit, function)
+        kinds = [layer.op for layer in unit.layers]
+        if any([layer.op for layer in each.layers] == kinds for each in units_of(found)):
+            break
+    else:
+        raise ValueError("it cannot be taken out alone")
+    sizes = [each.output.elements for each in found.layers.values()]
+    if found.totals.macs > MOST_MACS or found.totals.parameters + sum(sizes) > MOST_ELEMENTS:
+        raise ValueError("too large to compare")
+    return found
+
+
+def _alone(graph: Graph, unit: Unit, function: str) -> Graph:
+    small = all(isinstance(layer.operator, SHRINKS) for layer in unit.layers)
+    assert graph.batch is not None
+    batch = min(graph.batch, SAMPLES) if small else graph.batch
+    builder = GraphBuilder("program", batch)
+    names: dict[str, str] = {}
+
+    def add(name: str) -> str:
+        """A value with a learned tensor added to it, or multiplied by it."""
+        constant = builder.add(f"{name}.value", ops.Constant(builder.tensor(name).shape, trainable=True))
+        return builder.add(f"{name}.changed", ops.Binary(function), name, constant)
+
+    def given(name: str, tensor: Tensor) -> str:
+        if name not in names:
+            shape = _smaller(unit, tensor.shape) if small else tensor.shape
+            own = builder.input(f"x{len(names)}", tensor.with_shape(shape))
+            names[name] = add(own) if tensor.dtype.is_float else own
+        return names[name]
+
+    shared: dict[str, str] = {}
+    for number, layer in enumerate(unit.layers):
+        inputs = [
+            names[name] if name in names else given(name, tensor)
+            for name, tensor in zip(layer.inputs, layer.input_tensors, strict=True)
+        ]
+        own = {
+            each.spec.role: shared.setdefault(each.name, f"p{len(shared)}")
+            for each in layer.parameters
+        }
+        frozen = layer.frozen
+        names[layer.name] = builder.add(
+            f"l{number}", layer.operator, *inputs, shared=own, frozen=frozen
+        )
+    return builder.build([add(names[unit.name])])
+
+
+def _smaller(unit: Unit, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """A shape with fewer samples and positions, and with the same windows at its borders."""
+    sizes = list(shape[2:])
+    for axis, size in enumerate(sizes):
+        least, period = 8, 4
+        for layer in unit.layers:
+            operator = layer.operator
+            if isinstance(operator, ops.Conv | ops.ConvTranspose | ops.Pool):
+                stride = operator.stride[axis]
+                reach = (operator.kernel[axis] - 1) * operator.dilation[axis] + 1
+                least, period = max(least, reach + 3 * stride), max(period, 4 * stride)
+        if size > least:
+            sizes[axis] = least + (size - least) % period
+    return (min(shape[0], SAMPLES), *shape[1:2], *sizes)

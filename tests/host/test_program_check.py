@@ -1,0 +1,99 @@
+"""The comparison of a build's programs with PyTorch: what is wrong is refused by name."""
+
+import json
+from dataclasses import replace
+
+import pytest
+from build_cases import cluster_of, request_for, tiny
+
+from fpgapipe.errors import UserError
+from fpgapipe.host.build import program_check
+from fpgapipe.host.build.build import open_build
+from fpgapipe.host.build.program_check import Verification, verify_programs
+from fpgapipe.lowering.units.network_units import units_of
+from fpgapipe.lowering.units.step_options import StepOptions
+from fpgapipe.network.zoo.layers import Network
+from fpgapipe.partition.strategies.data_parallel import plan_data_parallel
+
+pytest.importorskip("torch")
+
+
+def planned(load, batch=2):
+    plan, _ = plan_data_parallel(request_for(cluster_of(1), load, batch, 1), "tiny")
+    return plan, load(batch), StepOptions()
+
+
+def grouped(batch):
+    net = Network("grouped", batch)
+    x = net.relu(net.conv(net.image(3, 9, 9), 32, 3))
+    x = net.conv(x, 32, 3, padding=1, groups=4)
+    net.linear(net.flatten(net.global_average_pool(x)), 5)
+    return net.build()
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("FPGAPIPE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("FPGAPIPE_ANSWERS", "1")
+
+
+def test_right_programs_are_compared_once(monkeypatch):
+    plan, graph, options = planned(tiny)
+    found = verify_programs(plan, graph, options, limit_s=1e9)
+    assert not found.skipped
+    assert found.compared >= 3
+    assert found.compared + len(found.unverified) <= len(units_of(graph))
+    assert str(found).startswith(f"programs verified: {found.compared} groups of layers")
+    monkeypatch.setattr(program_check, "compare", lambda *given: pytest.fail("asked again"))
+    assert verify_programs(plan, graph, options, limit_s=1e9) == found
+
+
+def test_a_wrong_program_is_refused_by_its_layers_name(monkeypatch):
+    """A fault of the lowering is planted: it pads grouped convolutions at the wrong side."""
+    plan, graph, options = planned(grouped)
+    real = program_check.build_pipeline
+
+    def off(layer):
+        if getattr(layer.operator, "groups", 1) == 1:
+            return layer
+        return replace(layer, operator=replace(layer.operator, padding=((2, 0), (1, 1))))
+
+    def wrong(graph, *given, **named):
+        layers = {name: off(layer) for name, layer in graph.layers.items()}
+        return real(replace(graph, layers=layers), *given, **named)
+
+    monkeypatch.setattr(program_check, "build_pipeline", wrong)
+    with pytest.raises(UserError, match=r"^layer 'conv2': its program computes something else"):
+        verify_programs(plan, graph, options, limit_s=1e9)
+
+
+def test_what_there_is_no_time_for_is_named():
+    plan, graph, options = planned(tiny)
+    times = iter(range(1000))
+    found = verify_programs(plan, graph, options, limit_s=1.5, clock=lambda: next(times))
+    assert found.compared == 1
+    assert set(found.unverified.values()) == {"the 1.5 s for it were over"}
+    assert "(the 1.5 s for it were over)" in str(found)
+
+
+def test_the_note_of_a_build(tmp_path):
+    assert Verification.read(tmp_path).skipped
+    note = Verification(3, {"fc1": "too large to compare"})
+    note.write(tmp_path)
+    assert Verification.read(tmp_path) == note
+    (tmp_path / program_check.NOTE).write_text(json.dumps({"compared": "x"}))
+    assert "not say" in Verification.read(tmp_path).skipped
+    assert str(Verification(skipped="--no-verify")) == "programs not verified: --no-verify"
+
+
+def test_without_torch_nothing_is_compared(monkeypatch):
+    monkeypatch.setattr(program_check.importlib.util, "find_spec", lambda name: None)
+    assert "needs torch" in verify_programs(*planned(tiny)).skipped
+
+
+def test_a_build_folder_may_be_named_by_text(tmp_path):
+    """A string ended with a TypeError of an inner function."""
+    with pytest.raises(UserError, match="is no build folder"):
+        open_build(str(tmp_path))
+    with pytest.raises(UserError, match="^a build folder must be a path, not int$"):
+        open_build(3)
