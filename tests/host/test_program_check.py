@@ -95,5 +95,5 @@ def test_a_build_folder_may_be_named_by_text(tmp_path):
     """A string ended with a TypeError of an inner function."""
     with pytest.raises(UserError, match="is no build folder"):
         open_build(str(tmp_path))
-    with pytest.raises(UserError, match="^a build folder must be a path, not int$"):
+    with pytest.raises(UserError, match=r"^a build folder must be a path, not int$"):
         open_build(3)
