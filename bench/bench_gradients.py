@@ -21,7 +21,7 @@ from operator_cases import CASES, Case
 
 from fpgapipe.host.backends.torch_reference import forward, gradients_of
 from fpgapipe.host.bench.step_bench import relative_error
-from fpgapipe.host.runtime.check import MX_NOISE
+from fpgapipe.host.runtime.numeric_check import MX_NOISE
 from fpgapipe.hw.hls_models.model.core import CoreModel
 from fpgapipe.hw.hls_models.numerics.element_format import FP32
 from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec, ScratchpadSpec, VectorSpec

@@ -6,28 +6,11 @@ first by the rank of its task in the order of all devices, then by the place of 
 program. Where a later micro-batch has reused the memory of a tensor, the tensor of the later
 micro-batch is reported, since memory has its values.
 
-PyTorch with the core's number formats (`NumericCheck`) adds in another order, so that now and then
-a value is rounded to another neighbour. Loss and gradients are compared within a tolerance, and
-each step begins with the same state in both backends. Where weights are updated after each
-micro-batch, memory has only the last one's gradients, so what the step has added to the momentum is
-compared as well: the sum of the gradients of all micro-batches, the earlier ones discounted.
-
-Such differences are smaller than the error that MXINT8 rounding itself causes in a product. An
-element of a block with largest magnitude ``m`` is rounded to a multiple of at most ``m / 64``,
-which causes an error of ``m / (64 * sqrt(12))`` (root mean square), where ``m`` is at most
-``sqrt(32)`` times the root mean square of the block's elements. Both operands are rounded, hence
-`MX_NOISE`. A loss is computed in FP32 from FP32 logits; its tolerance is BF16's resolution.
-
-A sum whose terms cancel is less exact than that: the gradient of a bias in front of a
-normalisation is zero, and so is that of the keys' bias in an attention, and what is computed is the
-remainder of rounding errors. Where a tensor differs by more than its tolerance, PyTorch repeats the
-step a few times with all values disturbed as another order of sums might, before they are rounded
-to the formats, and the tensor may differ as far as it moves then, times `DISTURBED_SHARE`.
+`fpgapipe.host.runtime.numeric_check` compares with PyTorch, whose last bits differ.
 """
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from bisect import bisect_left
 from dataclasses import asdict, dataclass
@@ -40,14 +23,13 @@ from fpgapipe.host.backends.base import Backend
 from fpgapipe.host.backends.model import ModelBackend
 from fpgapipe.hw.hls_models.isa.instructions import encode, span_of
 from fpgapipe.hw.hls_models.numerics.element_format import FP32
-from fpgapipe.hw.hls_models.numerics.mx import MX_BLOCK
-from fpgapipe.lowering.memory.memory_map import LASTING, LOSS
+from fpgapipe.lowering.memory.memory_map import LASTING
 from fpgapipe.lowering.program.hazards import WRITES
 from fpgapipe.lowering.schedule.schedule import Task, TaskKind
-from fpgapipe.lowering.units.step_options import SUFFIXES, Scalar
+from fpgapipe.lowering.units.step_options import SUFFIXES
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
@@ -58,27 +40,6 @@ if TYPE_CHECKING:
     from fpgapipe.lowering.program.pipeline import PipelineProgram
 
     Memories = Sequence[NDArray[np.uint8]]
-
-MX_NOISE = math.sqrt(2) * math.sqrt(MX_BLOCK) / (64 * math.sqrt(12))
-"""Largest relative error to be expected of a product of MXINT8 operands: 3.6 %."""
-
-LOSS_NOISE = 2.0**-8
-"""Tolerance of a loss, relative to the loss."""
-
-LEAST_LOSS = 2.0**-20
-"""Least tolerance of a loss: that of the exponentials and logarithms of which it is the sum."""
-
-REMAINDER = 2.0**-20
-"""Least tolerance of a gradient, relative to the largest norm of the step's gradients.
-
-It is that of FP32 sums whose terms cancel, 16 steps.
-"""
-
-NUM_DISTURBED = 8
-"""Disturbed steps from which a doubtful tensor's further tolerance follows."""
-
-DISTURBED_SHARE = 3.0
-"""Tolerance as a multiple of the largest movement in the disturbed steps."""
 
 PROGRAM = "program"
 """Name reported as the tensor where programs differ; the index is then that of the instruction."""
@@ -251,227 +212,6 @@ class ExactCheck(Check):
             (first.memories, self.backend.memories),
             (first.name, self.backend.name),
         )
-
-
-@dataclass(frozen=True)
-class _Pair:
-    """A tensor as both backends have computed it.
-
-    Attributes
-    ----------
-    tensor : str
-        Name of the tensor.
-    layer : str
-        Name of its layer; empty if it belongs to none.
-    parameter : str or None
-        The parameter whose gradient or momentum it is.
-    found, expected : float32 array
-        Values of the first and of the second backend.
-    noise : float
-        Tolerance, relative to the norm of the expected values.
-    least : float
-        Least tolerance.
-    """
-
-    tensor: str
-    layer: str
-    parameter: str | None
-    found: NDArray[np.float32]
-    expected: NDArray[np.float32]
-    noise: float = MX_NOISE
-    least: float = 0.0
-
-
-class NumericCheck(Check):
-    """Compares loss and gradients within a tolerance, each step from the first backend's state.
-
-    Attributes
-    ----------
-    worst : dict of str to float
-        Largest error so far of the loss and of each gradient, as a share of its tolerance.
-    """
-
-    def __init__(self, backend: StepRunner, gain: float = 1.0) -> None:
-        super().__init__(backend)
-        self.worst: dict[str, float] = {}
-        self._gain = gain
-
-    def after(
-        self,
-        step: int,
-        first: StepRunner,
-        result: StepResult,
-        before: Values,
-        inputs: Values,
-        labels: Labels,
-        scalars: Sequence[int],
-    ) -> Difference | None:
-        """See `Check`."""
-        self.backend.set_state(before)
-        other = self.backend.step(inputs, labels, scalars)
-
-        def again(runner: StepRunner) -> Iterator[_Pair]:
-            runner.set_state(before)
-            found = runner.step(inputs, labels, scalars)
-            one, two = (result, found) if runner is self.backend else (found, other)
-            return self._pairs(first, one.loss, two.loss, before, scalars)
-
-        pairs = list(self._pairs(first, result.loss, other.loss, before, scalars))
-        return self._first_beyond(step, first, pairs, again)
-
-    def after_inference(
-        self,
-        step: int,
-        first: StepRunner,
-        results: Values,
-        inputs: Values,
-        scalars: Sequence[int],
-    ) -> Difference | None:
-        """See `Check`."""
-
-        def pairs(ours: Values, others: Values) -> Iterator[_Pair]:
-            for name, expected in others.items():
-                yield _Pair(name, name, None, ours[name].reshape(expected.shape), expected)
-
-        def again(runner: StepRunner) -> Iterator[_Pair]:
-            found, _ = runner.infer(inputs, scalars)
-            return pairs(results, found) if runner is self.backend else pairs(found, others)
-
-        others, _ = self.backend.infer(inputs, scalars)
-        return self._first_beyond(step, first, list(pairs(results, others)), again)
-
-    def _pairs(
-        self,
-        first: StepRunner,
-        loss: float,
-        other_loss: float,
-        before: Values,
-        scalars: Sequence[int],
-    ) -> Iterator[_Pair]:
-        """What a step has computed: the loss, and what belongs to parameters, last layers first."""
-        one, two = (np.array([each], np.float32) for each in (loss, other_loss))
-        yield _Pair(LOSS, "", None, one, two, noise=LOSS_NOISE, least=LEAST_LOSS)
-        kinds = {"gradient": _gradients(first, self.backend, self._gain)}
-        if first.num_updates > 1:
-            kinds["momentum"] = _added_momentum(first, self.backend, before, scalars)
-        for kind, (found, expected) in kinds.items():
-            least = REMAINDER * max(map(_norm, expected.values()), default=0.0)
-            for layer in reversed(list(first.graph.layers.values())):  # as in the backward pass
-                for name in (each.name for each in layer.parameters if each.name in found):
-                    yield _Pair(
-                        f"{name}.{kind}", layer.name, name, found[name], expected[name], least=least
-                    )
-
-    def _first_beyond(
-        self,
-        step: int,
-        first: StepRunner,
-        pairs: Sequence[_Pair],
-        again: Callable[[StepRunner], Iterator[_Pair]],
-    ) -> Difference | None:
-        """The first pair that differs by more than its tolerance, where its error is largest."""
-        moved: dict[str, float] | None = None
-        for pair in pairs:
-            error = np.abs(pair.found.astype(np.float64) - pair.expected)
-            if not error.any():
-                self.worst.setdefault(pair.tensor, 0.0)
-                continue
-            size = _norm(error)
-            limit = max(pair.noise * _norm(pair.expected), pair.least)
-            if not size <= limit:  # NaN exceeds the tolerance, too
-                if moved is None:
-                    moved = self._movements(first, pairs, again)
-                limit = max(limit, DISTURBED_SHARE * moved[pair.tensor])
-            share = float(size / np.float64(limit))
-            self.worst[pair.tensor] = max(self.worst.get(pair.tensor, 0.0), share)
-            if not share <= 1:
-                flat = int(np.nan_to_num(error, nan=np.inf).argmax())
-                at = tuple(int(each) for each in np.unravel_index(flat, error.shape))
-                return Difference(
-                    step,
-                    _device_of(first, pair.parameter),
-                    pair.layer,
-                    pair.tensor,
-                    at,
-                    (f"{pair.found[at]:.9g}", f"{pair.expected[at]:.9g}"),
-                    (first.name, self.backend.name),
-                    int(np.count_nonzero(pair.found != pair.expected)),
-                )
-        return None
-
-    def _movements(
-        self,
-        first: StepRunner,
-        pairs: Sequence[_Pair],
-        again: Callable[[StepRunner], Iterator[_Pair]],
-    ) -> dict[str, float]:
-        """How far each tensor moves at most when PyTorch's values are disturbed, by norm."""
-        moved = dict.fromkeys((pair.tensor for pair in pairs), 0.0)
-        for runner in (self.backend, first):
-            for seed in range(NUM_DISTURBED):
-                with runner.disturbed(seed) as is_disturbed:
-                    if not is_disturbed:
-                        break
-                    for old, new in zip(pairs, again(runner), strict=True):
-                        now, then = (
-                            (each.expected if runner is self.backend else each.found)
-                            for each in (new, old)
-                        )
-                        with np.errstate(over="ignore", invalid="ignore"):
-                            change = now - then
-                        if np.isfinite(change).all():  # what overflows says nothing
-                            moved[old.tensor] = max(moved[old.tensor], _norm(change))
-        return moved
-
-
-def _norm(values: NDArray[Any]) -> float:
-    return float(np.linalg.norm(values.astype(np.float64)))
-
-
-def _gradients(one: StepRunner, other: StepRunner, gain: float) -> tuple[Values, Values]:
-    """Gradients of a step that both backends have done from one state.
-
-    Where one of them does not keep a gradient, its momentum says how far it is from that of the
-    other: the momentum of both was equal before, and `gain` times the gradient is added to it.
-    Where none keeps it, the momentum is compared.
-    """
-    inverse = np.float32(1 / gain)
-    found, expected = one.parameters(".gradient"), other.parameters(".gradient")
-    moments = one.parameters(".momentum"), other.parameters(".momentum")
-    for name in moments[0]:
-        if name in found and name in expected:
-            continue
-        first, second = (each[name] for each in moments)
-        if name in expected:
-            found[name] = expected[name] + (first - second) * inverse
-        elif name in found:
-            expected[name] = found[name] + (second - first) * inverse
-        else:
-            found[name], expected[name] = first, second
-    return found, expected
-
-
-def _added_momentum(
-    one: StepRunner, other: StepRunner, before: Values, scalars: Sequence[int]
-) -> tuple[Values, Values]:
-    """What the updates of a step have added to the momentum, in both backends."""
-    kept = float(np.uint32(scalars[Scalar.MOMENTUM]).view(np.float32)) ** one.num_updates
-    found, expected = (
-        {
-            name: value - np.float32(kept) * before[f"{name}.momentum"]
-            for name, value in each.parameters(".momentum").items()
-        }
-        for each in (one, other)
-    )
-    return found, expected
-
-
-def _device_of(backend: StepRunner, parameter: str | None) -> int:
-    """Index of the device that has a parameter, else of the last one; 0 for PyTorch."""
-    if not isinstance(backend, Backend):
-        return 0
-    parts = backend.pipeline.parts
-    return next((part.index for part in parts if parameter in part.stored), parts[-1].index)
 
 
 def first_difference(

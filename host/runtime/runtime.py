@@ -20,8 +20,9 @@ from fpgapipe.host.backends.model import ModelBackend
 from fpgapipe.host.backends.ranks import communicator
 from fpgapipe.host.backends.snapshot import Pages
 from fpgapipe.host.build.build import MANIFEST, MAX_MANIFEST_BYTES
-from fpgapipe.host.runtime.check import Check, ExactCheck, NumericCheck
+from fpgapipe.host.runtime.check import Check, ExactCheck
 from fpgapipe.host.runtime.evaluation import Inference, filled_batches, found_of, num_right, rated
+from fpgapipe.host.runtime.numeric_check import NumericCheck
 from fpgapipe.host.runtime.run_folder import LOG, drop_oldest, keep_earlier
 from fpgapipe.host.runtime.run_log import RunLog, simulated
 from fpgapipe.host.runtime.training import CHECKPOINT_EVERY, Trainer, Watcher

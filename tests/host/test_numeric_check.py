@@ -8,7 +8,7 @@ from step_cases import SMALL_CORE
 
 from fpgapipe.host.backends.model import ModelBackend
 from fpgapipe.host.backends.torch_backend import TorchBackend
-from fpgapipe.host.runtime.check import NumericCheck
+from fpgapipe.host.runtime.numeric_check import NumericCheck
 from fpgapipe.hw.hls_models.numerics.element_format import BF16, FP32
 from fpgapipe.lowering.program.pipeline import build_pipeline
 from fpgapipe.lowering.units.step_options import StepOptions, scalar_bits

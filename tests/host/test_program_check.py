@@ -7,9 +7,9 @@ import pytest
 from build_cases import cluster_of, request_for, tiny
 
 from fpgapipe.errors import UserError
-from fpgapipe.host.build import program_check
 from fpgapipe.host.build.build import open_build
-from fpgapipe.host.build.program_check import Verification, verify_programs
+from fpgapipe.host.runtime import program_check
+from fpgapipe.host.runtime.program_check import Verification, verify_programs
 from fpgapipe.lowering.units.network_units import units_of
 from fpgapipe.lowering.units.step_options import StepOptions
 from fpgapipe.network.zoo.layers import Network

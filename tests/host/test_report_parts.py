@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from report_case import make_build, write_log
 
-from fpgapipe.host.build.program_check import Verification
 from fpgapipe.host.report.drawing.elements import difference, signed
 from fpgapipe.host.report.drawing.line_chart import MAX_POINTS, Line, line_chart
 from fpgapipe.host.report.drawing.theme import DARK, LIGHT, asset
@@ -17,6 +16,7 @@ from fpgapipe.host.report.pages.findings import findings
 from fpgapipe.host.report.pages.head import head
 from fpgapipe.host.report.pages.subject import Subject
 from fpgapipe.host.report.pages.utilisation import engines_of
+from fpgapipe.host.runtime.program_check import Verification
 from fpgapipe.host.terminal.console import count
 
 ROOT = Path(__file__).parents[2]

@@ -18,8 +18,9 @@ from fpgapipe.host.backends.model import ModelBackend
 from fpgapipe.host.backends.simulator import SimulatorBackend
 from fpgapipe.host.data.data import load_data
 from fpgapipe.host.data.samples import Samples
-from fpgapipe.host.runtime.check import ExactCheck, NumericCheck, first_difference, task_ranks
+from fpgapipe.host.runtime.check import ExactCheck, first_difference, task_ranks
 from fpgapipe.host.runtime.evaluation import Inference
+from fpgapipe.host.runtime.numeric_check import NumericCheck
 from fpgapipe.host.runtime.run_log import read_log
 from fpgapipe.host.runtime.settings import Settings
 from fpgapipe.host.runtime.training import Trainer, Watcher

@@ -12,7 +12,7 @@ from test_pipeline import ORDERS, cut
 from fpgapipe.host.backends.model import ModelBackend
 from fpgapipe.host.backends.simulator import SimulatorBackend
 from fpgapipe.host.backends.torch_backend import TorchBackend
-from fpgapipe.host.runtime.check import NumericCheck
+from fpgapipe.host.runtime.numeric_check import NumericCheck
 from fpgapipe.hw.hls_models.cycles.core_cycles import MemorySpec
 from fpgapipe.hw.hls_models.model.core import CoreModel
 from fpgapipe.lowering.memory.layout import memory_bytes

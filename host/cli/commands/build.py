@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
     from fpgapipe.boards.cluster import Cluster
     from fpgapipe.host.build.build import Build
-    from fpgapipe.host.build.program_check import Verification
     from fpgapipe.host.build.verilog_ahead import Begun
+    from fpgapipe.host.runtime.program_check import Verification
     from fpgapipe.lowering.units.step_options import StepOptions
     from fpgapipe.partition.explore.candidate import Candidate
     from fpgapipe.partition.explore.explorer import Exploration, Request
@@ -287,8 +287,8 @@ def _tell(
     built: Build, request: Request, cluster: Cluster, package: str | None, *, hardware: bool
 ) -> None:
     """Print what was built, and package it."""
-    from fpgapipe.host.build.program_check import Verification
     from fpgapipe.host.cli.options.planning import print_plan
+    from fpgapipe.host.runtime.program_check import Verification
 
     print_plan(built.plan, request.cluster)
     print()
@@ -397,7 +397,7 @@ def _scratchpad_bytes(candidate: Candidate) -> int:
 
 def _verified(plan: Plan, request: Request, *, verify: bool) -> Verification:
     """Compare the programs of a plan's layers with PyTorch, if that is asked for."""
-    from fpgapipe.host.build.program_check import Verification, verify_programs
+    from fpgapipe.host.runtime.program_check import Verification, verify_programs
     from fpgapipe.host.terminal.console import progress
     from fpgapipe.stopwatch import phase
 

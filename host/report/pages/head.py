@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from fpgapipe.host.build.program_check import Verification
 from fpgapipe.host.report.drawing.elements import NOTHING, signed, term, text
 from fpgapipe.host.report.drawing.timetable import counted, number, percent
 from fpgapipe.host.report.pages.findings import findings, furthest
 from fpgapipe.host.report.pages.inputs import Run
 from fpgapipe.host.report.pages.subject import Subject
 from fpgapipe.host.report.pages.task_times import LEVELS, working_share
+from fpgapipe.host.runtime.program_check import Verification
 from fpgapipe.host.terminal.console import count, scaled
 
 

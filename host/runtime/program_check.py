@@ -16,7 +16,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import time
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -37,7 +37,7 @@ from fpgapipe.partition.pricing.plan_cores import core_specs
 from fpgapipe.partition.schedule.schedule_kinds import make_schedule
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
     from pathlib import Path
 
     from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec
@@ -56,7 +56,7 @@ MOST_ELEMENTS = 4_000_000
 SAMPLES = 2
 """Most samples, where no layer has their number in its settings."""
 
-SOURCES = ("hw.hls_models", "lowering", "network", "host.backends", "host.build", "host.runtime")
+SOURCES = ("hw.hls_models", "lowering", "network", "host.backends", "host.runtime")
 """Packages that determine the outcome."""
 
 NOTE = "verification.json"
@@ -155,11 +155,11 @@ def verify_programs(
     """
     if importlib.util.find_spec("torch") is None:
         return Verification(skipped="that needs torch (pip install 'fpgapipe[torch]')")
-    cores = dict(
-        (name, core)
+    cores = {
+        name: core
         for stage, core in zip(plan.stages, core_specs(plan), strict=True)
         for name in stage.layers
-    )
+    }
     degrees = plan.layer_degrees if plan.degrees is not None else {}
     unverified: dict[str, str] = {}
     asked: dict[str, tuple[Unit, Graph, CoreSpec]] = {}
@@ -216,7 +216,7 @@ def compare(graph: Graph, core: CoreSpec, options: StepOptions) -> dict[str, str
     """
     from fpgapipe.host.backends.model import ModelBackend
     from fpgapipe.host.backends.torch_backend import TorchBackend
-    from fpgapipe.host.runtime.check import NumericCheck
+    from fpgapipe.host.runtime.numeric_check import NumericCheck
 
     kind = "1f1b" if options.train else "gpipe"
     try:
@@ -276,7 +276,9 @@ def _alone(graph: Graph, unit: Unit, function: str) -> Graph:
 
     def add(name: str) -> str:
         """A value with a learned tensor added to it, or multiplied by it."""
-        constant = builder.add(f"{name}.value", ops.Constant(builder.tensor(name).shape, trainable=True))
+        constant = builder.add(
+            f"{name}.value", ops.Constant(builder.tensor(name).shape, trainable=True)
+        )
         return builder.add(f"{name}.changed", ops.Binary(function), name, constant)
 
     def given(name: str, tensor: Tensor) -> str:
