@@ -24,7 +24,7 @@ from fpgapipe.boards.library import load_board
 from fpgapipe.errors import UserError
 from fpgapipe.host.backends.model import ModelBackend
 from fpgapipe.host.cli.options.planning import PIPELINES, STRATEGIES, plan_shards
-from fpgapipe.host.runtime.check import MX_NOISE
+from fpgapipe.host.runtime.numeric_check import MX_NOISE
 from fpgapipe.lowering.program.pipeline import PipelineProgram, build_pipeline
 from fpgapipe.lowering.units.step_options import scalar_bits
 from fpgapipe.network.graph import Graph

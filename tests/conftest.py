@@ -12,7 +12,7 @@ settings.load_profile("fpgapipe")
 # Nor is it one of hardware: COCOTB_RANDOM_SEED=2 make test draws other stimulus.
 os.environ.setdefault("COCOTB_RANDOM_SEED", "1")
 # Tests change what prices follow from, which no file may remember.
-os.environ.setdefault("FPGAPIPE_ANSWERS", "0")
+os.environ.setdefault("FPGAPIPE_ANSWERS", "programs")
 
 # Gateware is tested, not the models that commands simulate some of its blocks by.
 os.environ.setdefault("FPGAPIPE_SIMULATE", "verilog")

@@ -21,7 +21,8 @@ from fpgapipe.host.backends.model import ModelBackend
 from fpgapipe.host.backends.torch_backend import TorchBackend
 from fpgapipe.host.backends.torch_reference import initial_weights
 from fpgapipe.host.backends.verification import verify
-from fpgapipe.host.runtime.check import Difference, NumericCheck
+from fpgapipe.host.runtime.check import Difference
+from fpgapipe.host.runtime.numeric_check import NumericCheck
 from fpgapipe.hw.hls_models.numerics.element_format import BF16, FP32
 from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec, ScratchpadSpec, VectorSpec
 from fpgapipe.hw.hls_models.spec.link import LinkEngineSpec

@@ -8,7 +8,6 @@ bytes. A run adds a folder of its own, which the manifest does not list.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import errno
 import fcntl
 import functools
@@ -36,13 +35,13 @@ from fpgapipe.files import (
 from fpgapipe.host.build.build_check import check_design, check_sizes, in_doubt, is_known, remember
 from fpgapipe.host.build.build_hardware import core_name
 from fpgapipe.host.build.build_parts import (
-    OPTIONS,
     CLUSTER,
     CLUSTERS,
     DEVICES,
     HARDWARE,
     MAX_BYTES,
     NETWORK,
+    OPTIONS,
     PLAN,
     Design,
     initial_values,
@@ -50,15 +49,15 @@ from fpgapipe.host.build.build_parts import (
     needed,
 )
 from fpgapipe.host.build.device_file import read_device
+from fpgapipe.host.build.wires import wire_specs
 from fpgapipe.lowering.memory.memory_map import joined
 from fpgapipe.lowering.program.pipeline import PipelineProgram
-from fpgapipe.host.build.wires import wire_specs
-from fpgapipe.partition.pricing.machine import lower_plan, price_plan
-from fpgapipe.partition.pricing.plan_cores import core_specs, memory_specs
 from fpgapipe.lowering.units.step_options import StepOptions
 from fpgapipe.network import graph_json
 from fpgapipe.network.graph import NetworkError
 from fpgapipe.partition.plan import Plan
+from fpgapipe.partition.pricing.machine import lower_plan, price_plan
+from fpgapipe.partition.pricing.plan_cores import core_specs, memory_specs
 from fpgapipe.stopwatch import phase
 
 if TYPE_CHECKING:
@@ -68,10 +67,10 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from fpgapipe.host.build.verilog_ahead import Begun
-    from fpgapipe.lowering.program.device_program import DeviceProgram
     from fpgapipe.hw.hls_models.cycles.core_cycles import MemorySpec
     from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec
     from fpgapipe.hw.hls_models.spec.device import ClusterSpec
+    from fpgapipe.lowering.program.device_program import DeviceProgram
     from fpgapipe.network.graph import Graph
     from fpgapipe.sim_tb.native.phy import WireSpec
 
@@ -432,7 +431,8 @@ def holding(folder: Path) -> Iterator[None]:
 class _Manifest:
     """Contents of ``manifest.json``; `own` are the parameters whose values came with the network.
 
-    `hardware` says whether there is Verilog. `files` has the size in bytes and the SHA-256 of each file.
+    `hardware` says whether there is Verilog. `files` has the size in bytes and the SHA-256 of each
+    file.
     """
 
     options: StepOptions

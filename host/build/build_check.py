@@ -15,12 +15,12 @@ import os
 from typing import TYPE_CHECKING
 
 from fpgapipe import __version__
+from fpgapipe.cache import cache_dir
 from fpgapipe.errors import UserError, shown
 from fpgapipe.files import size_text
 from fpgapipe.host.build.build_parts import DEVICES, initial_values
 from fpgapipe.host.build.device_file import DEVICE, IMAGE, PROGRAM, device_files, read_values
 from fpgapipe.hw.hls_models.isa.instructions import WORD_BYTES
-from fpgapipe.cache import cache_dir
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping

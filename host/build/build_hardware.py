@@ -24,8 +24,9 @@ if TYPE_CHECKING:
     from fpgapipe.hw.hls_models.spec.device import DeviceSpec
 
 BASIS = (
-    "counted by Yosys for its blocks, or derived from them (hw/hls_models/resources/core_counts.py); not "
-    "placed by the vendor's tools. Limits are what a design may use, shell and reserve taken off"
+    "counted by Yosys for its blocks, or derived from them "
+    "(hw/hls_models/resources/core_counts.py); not placed by the vendor's tools. "
+    "Limits are what a design may use, shell and reserve taken off"
 )
 
 

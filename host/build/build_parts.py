@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import json
 from dataclasses import dataclass
 from pathlib import PurePath
 from typing import TYPE_CHECKING
@@ -13,18 +12,15 @@ import numpy as np
 from pydantic import TypeAdapter
 
 from fpgapipe import __version__
-from fpgapipe.errors import UserError
 from fpgapipe.host.build.build_hardware import core_name, resources_json
-from pydantic import TypeAdapter
-from fpgapipe.lowering.units.step_options import StepOptions
 from fpgapipe.host.build.device_file import DEVICE, IMAGE, PROGRAM, device_files
-from fpgapipe.lowering.program.pipeline import PipelineProgram, build_pipeline
-from fpgapipe.partition.pricing.machine import lower_plan
-from fpgapipe.partition.pricing.plan_cores import core_specs, devices_of
 from fpgapipe.hw.hls_models.spec.device import ClusterSpec
+from fpgapipe.lowering.program.pipeline import PipelineProgram
+from fpgapipe.lowering.units.step_options import StepOptions
 from fpgapipe.network import graph_json
 from fpgapipe.network.initial_values import initial_parameters
-from fpgapipe.partition.schedule.schedule_kinds import make_schedule
+from fpgapipe.partition.pricing.machine import lower_plan
+from fpgapipe.partition.pricing.plan_cores import core_specs, devices_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -63,7 +59,7 @@ _README = """\
 | `plan.json` | which device computes which layers, on which core, and how long that should take |
 | `network.json` | the network for one micro-batch: layers, shapes, names of parameters |
 | `cluster.json` | the devices and the links between them |
-| `hardware/*.v` | Verilog of each core, top module `top`; devices with equal cores share one; builds with --no-hardware have none |
+| `hardware/*.v` | Verilog of each core, top `top`; equal cores share one; none with --no-hardware |
 | `hardware/*.json` | what the core takes of its board, by block, and the limits of board and dies |
 | `devices/N/device.json` | core, memory map, kernels, tasks and register settings of stage N |
 | `devices/N/program.bin` | its program, as it lies in its memory |

@@ -16,11 +16,11 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from fpgapipe.errors import FileError
 from fpgapipe.files import open_file, read_bytes
-from fpgapipe.lowering.program.device_program import DeviceProgram, KernelOrigin
-from fpgapipe.lowering.memory.memory_map import MemoryMap
-from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec
 from fpgapipe.hw.hls_models.isa.instructions import decode, encode
+from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec
 from fpgapipe.json_faults import faults_of
+from fpgapipe.lowering.memory.memory_map import MemoryMap
+from fpgapipe.lowering.program.device_program import DeviceProgram, KernelOrigin
 from fpgapipe.lowering.schedule.schedule import Task
 
 if TYPE_CHECKING:

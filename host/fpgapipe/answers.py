@@ -27,7 +27,10 @@ MOST_BYTES = 256 << 20
 """Bytes of all answers of a kind, above which the least recently used ones are removed."""
 
 SWITCH = "FPGAPIPE_ANSWERS"
-"""Variable of the environment that, set to 0, lets nothing be kept or read."""
+"""Variable of the environment that, set to 0, lets nothing be kept or read.
+
+Kinds of questions with commas between them (``programs``) let only their answers be kept and read.
+"""
 
 
 def remembered(
@@ -64,7 +67,8 @@ def _plain(value: Any) -> Any:
 
 def _path(kind: str, sources: tuple[str, ...], question: Mapping[str, Any]) -> Path | None:
     """File of an answer; None if answers are not kept."""
-    if os.environ.get(SWITCH) == "0":
+    kept = os.environ.get(SWITCH, "1")
+    if kept == "0" or (kept != "1" and kind not in kept.split(",")):
         return None
     try:
         folder = cache_dir() / kind

@@ -102,7 +102,7 @@ def step_agrees(graph, **inputs):
     from fpgapipe.host.backends.model import ModelBackend
     from fpgapipe.host.backends.torch_backend import TorchBackend
     from fpgapipe.host.backends.torch_reference import initial_weights
-    from fpgapipe.host.runtime.check import NumericCheck
+    from fpgapipe.host.runtime.numeric_check import NumericCheck
     from fpgapipe.hw.hls_models.numerics.element_format import FP32
     from fpgapipe.lowering.program.pipeline import build_pipeline
     from fpgapipe.lowering.units.step_options import StepOptions, scalar_bits

@@ -23,7 +23,7 @@ def whole(path, nodes, shape, weights, *, opset=17, result="a"):
         node("Gemm", ["rows", "head"], ["y"], transB=1, name="logits"),
     ]
     plain = save(path, nodes, {"x": list(shape)}, [result], weights=weights, opset=opset)
-    (found,) = session(plain).run(None, {"x": random(*shape)})
+    (found,) = session(onnx.load(plain)).run(None, {"x": random(*shape)})
     features = found.size // shape[0]
     weights = {**weights, "head": random(CLASSES, features, seed=9) / 10}
     path = save(path, [*nodes, *head], {"x": list(shape)}, weights=weights, opset=opset)
