@@ -199,10 +199,6 @@ def check_cut(graph: Graph, layer: Layer, cut: Cut, num_devices: int, sharers: i
         return
     if any(len(each.shape) > 4 for each in (*layer.input_tensors, layer.output)):
         raise NotImplementedError(f"layer {layer.name!r} has volumes: they have no cut by channels")
-    if len(shape) < 2:
-        raise NotImplementedError(
-            f"layer {layer.name!r} gives one number for each sample: it has no channels"
-        )
     if cut is Cut.INPUTS:
         _check_inputs(layer, num_devices)
     known = (*CHANNELWISE, Conv, Linear)

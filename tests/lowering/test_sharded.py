@@ -19,10 +19,7 @@ from fpgapipe.lowering.shards.local_network import local_network
 from fpgapipe.lowering.shards.sharded import build_sharded
 from fpgapipe.lowering.units.network_units import layers_together
 from fpgapipe.lowering.units.step_options import StepOptions
-from fpgapipe.network.graph import GraphBuilder
 from fpgapipe.network.initial_values import initial_parameters, random_batch
-from fpgapipe.network.operators import Activation, Linear, Reduce, Reshape
-from fpgapipe.network.operators.tensors import Tensor
 from fpgapipe.network.zoo.layers import Network
 
 SAMPLES = 2
@@ -446,15 +443,3 @@ def test_rows_that_cannot_be_cut(graph, letters, num_devices, message):
     network = graph(SAMPLES)
     with pytest.raises(NotImplementedError, match=message):
         local_network(network, degrees_of(network, num_devices, letters), 0, num_devices)
-
-
-def test_one_number_a_sample_has_no_channels():
-    builder = GraphBuilder("gate", SAMPLES)
-    x = builder.input("x", Tensor((SAMPLES, 8)))
-    mean = builder.add("mean", Reduce("mean", (1,)), x)
-    gate = builder.add("sigmoid", Activation("sigmoid"), mean)
-    column = builder.add("column", Reshape((SAMPLES, 1)), gate)
-    graph = builder.build([builder.add("head", Linear(4), column)])
-    letters = "".join("c" if "sigmoid" in names else "w" for names in layers_together(graph))
-    with pytest.raises(NotImplementedError, match="'sigmoid' gives one number for each sample"):
-        local_network(graph, degrees_of(graph, 2, letters), 0, 2)
