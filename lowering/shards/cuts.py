@@ -205,8 +205,14 @@ def check_cut(graph: Graph, layer: Layer, cut: Cut, num_devices: int, sharers: i
     flattens = isinstance(operator, Flatten) and operator.start == 1 and len(shape) == 2
     own = not isinstance(operator, Conv) or operator.groups == 1
     spread = len({each.shape for each in layer.input_tensors}) > 1
+    of_samples = len(shape) > 1 and shape[0] == graph.batch
     learned = layer.parameters and not isinstance(operator, Conv | Linear | BatchNorm)
-    if not ((isinstance(operator, known) and own) or flattens) or spread or learned:
+    if (
+        not ((isinstance(operator, known) and own) or flattens)
+        or spread
+        or learned
+        or not of_samples
+    ):
         raise NotImplementedError(f"layer {layer.name!r} ({layer.op}) cannot be cut by channels")
     if isinstance(operator, Linear) and len(shape) != 2:
         raise NotImplementedError(f"layer {layer.name!r} has positions: it has no cut by features")

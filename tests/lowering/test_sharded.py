@@ -20,6 +20,8 @@ from fpgapipe.lowering.shards.sharded import build_sharded
 from fpgapipe.lowering.units.network_units import layers_together
 from fpgapipe.lowering.units.step_options import StepOptions
 from fpgapipe.network.initial_values import initial_parameters, random_batch
+from fpgapipe.network.operators import Binary, Constant
+from fpgapipe.network.operators.tensors import Tensor
 from fpgapipe.network.zoo.layers import Network
 
 SAMPLES = 2
@@ -410,6 +412,19 @@ def test_hardware_equals_the_model(num_devices, letters, parts):
             assert (found.loss, found.correct) == (expected.loss, expected.correct)
             for one, other in zip(hardware.memories, model.memories, strict=True):
                 np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize("shape", [(6,), (8, 6)])
+def test_what_has_no_samples_is_not_cut_by_channels(shape):
+    """What is computed from a learned tensor alone has no axis of samples in front of channels."""
+    net = Network("scaled", SAMPLES)
+    x = net.input("input", Tensor((SAMPLES, 8, 6)))
+    scale = net.unary(net.add("scale", Constant(shape, trainable=True)), "exp")
+    net.linear(net.add("scaled", Binary("mul"), x, scale), 3)
+    graph = net.build()
+    degrees = dict.fromkeys(graph.layers, SERIAL) | {scale: Degrees(channel=2)}
+    with pytest.raises(NotImplementedError, match=rf"^layer '{scale}' \(exp\) cannot be cut by ch"):
+        build_sharded(graph, [CORE] * 2, degrees, 1)
 
 
 def strided(batch):
