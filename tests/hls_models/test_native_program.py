@@ -26,7 +26,13 @@ from native_cases import (
 from vector_cases import beyond, random_op, random_scratchpad, with_blocks
 
 from fpgapipe.hw.hls_models.isa.address import Loop, LoopNest
-from fpgapipe.hw.hls_models.isa.instructions import Instruction, Opcode
+from fpgapipe.hw.hls_models.isa.instructions import (
+    Instruction,
+    Opcode,
+    ProgramError,
+    decode,
+    encode,
+)
 from fpgapipe.hw.hls_models.isa.vector_op import Factor, Source, Target, VectorOp
 from fpgapipe.hw.hls_models.model import core as core_module
 from fpgapipe.hw.hls_models.model.core import CoreError, CoreModel
@@ -197,6 +203,37 @@ def test_errors_are_those_of_the_definition():
     with pytest.raises(CoreError) as caught:
         NativeProgram(library(), spec, other.instructions).run(CoreModel(spec, other.memory.copy()))
     assert caught.value.index == last
+
+
+def test_damaged_programs_stop_as_in_the_definition():
+    """A program with flipped bits ends, or stops with an error that names its instruction."""
+    spec = CoreSpec(4, 4, acc_depth=64, scratchpad=ScratchpadSpec(4, 1 << 12))
+    program = layer(spec, "forward", 1)
+    whole = encode(program.instructions)
+    rng = random.Random(1)
+    stopped = 0
+    for number in range(40):
+        bits = bytearray(whole)
+        for _ in range(rng.choice([1, 4])):
+            bits[rng.randrange(len(bits))] ^= 1 << rng.randrange(8)
+        try:
+            instructions = decode(bytes(bits))
+        except ProgramError:
+            continue
+        outcome = check(spec, instructions, program.memory, number, left=None)
+        assert outcome is None or outcome[0] is CoreError, outcome
+        stopped += outcome is not None
+    assert stopped > 5
+
+
+def test_an_engine_that_the_core_does_not_have():
+    spec = CoreSpec(4, 4, acc_depth=64, scratchpad=ScratchpadSpec(4, 1 << 12))
+    program = layer(spec, "forward", 1)
+    index = middle(program, Opcode.GEMM)
+    instructions = list(program.instructions)
+    instructions[index] = dataclasses.replace(instructions[index], engine=1)
+    message = f"instruction {index}: BAD_OPCODE: GEMM of engine 1, of 1 engines"
+    assert check(spec, instructions, program.memory, 1, left=1) == (CoreError, message)
 
 
 def test_odd_steps():

@@ -14,7 +14,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fpgapipe.hw.hls_models.isa.address import OperandPattern, ResultPattern
-from fpgapipe.hw.hls_models.isa.instructions import ErrorCode, Instruction, Opcode, span_of
+from fpgapipe.hw.hls_models.isa.instructions import (
+    ErrorCode,
+    Instruction,
+    Opcode,
+    engines_of,
+    span_of,
+)
 from fpgapipe.hw.hls_models.isa.vector_op import NUM_SCALARS, Random, VectorOp
 from fpgapipe.hw.hls_models.model import link_dma, vector
 from fpgapipe.hw.hls_models.model.datapath import DatapathSpec
@@ -109,6 +115,9 @@ class CoreModel:
         self.scalars = [0] * NUM_SCALARS
         self.links = [LinkModelPort() for _ in spec.links]
         self.late: list[tuple[int, Instruction]] = []
+        self._engines = engines_of(
+            spec.num_engines, has_vector=spec.vector is not None, num_links=len(spec.links)
+        )
         self._datapath = DatapathSpec(spec.rows, spec.cols, spec.acc_depth)
         self._prepared: NativeProgram | None = None
 
@@ -233,19 +242,28 @@ class CoreModel:
             Number of the instruction, for errors.
         instruction : Instruction
         """
-        if instruction.opcode == Opcode.LOAD:
-            self._load(index, instruction.body)
-        elif instruction.opcode == Opcode.STORE:
-            self._store(index, instruction.body)
-        elif instruction.opcode == Opcode.VECTOR:
-            self._vector(index, instruction.body)
-        elif instruction.opcode == Opcode.SEND:
-            self._send(index, instruction.engine, instruction.body)
-        elif instruction.opcode == Opcode.RECEIVE:
-            self._receive(index, instruction.engine, instruction.body)
-        else:
-            assert instruction.opcode == Opcode.GEMM
-            self._gemm(index, instruction.engine, instruction.body)
+        opcode, engine, body = instruction.opcode, instruction.engine, instruction.body
+        if engine >= self._engines.get(opcode, 0):
+            what = f"{opcode.name} of engine {engine}, of {self._engines.get(opcode, 0)} engines"
+            raise CoreError(ErrorCode.BAD_OPCODE, index, what)
+        try:
+            if opcode == Opcode.LOAD:
+                self._load(index, body)
+            elif opcode == Opcode.STORE:
+                self._store(index, body)
+            elif opcode == Opcode.VECTOR:
+                self._vector(index, body)
+            elif opcode == Opcode.SEND:
+                self._send(index, engine, body)
+            elif opcode == Opcode.RECEIVE:
+                self._receive(index, engine, body)
+            else:
+                assert opcode == Opcode.GEMM
+                self._gemm(index, engine, body)
+        except ValueError as error:  # fields that contradict each other
+            raise CoreError(
+                ErrorCode.BAD_FIELD, index, f"{opcode.name} of engine {engine}: {error}"
+            ) from None
 
     def _vector(self, index: int, body: Mapping[str, Any]) -> None:
         op = VectorOp.decoded(body)

@@ -236,7 +236,7 @@ class _Patterns:
 
     def _new_step(self, instruction: Instruction) -> tuple[int, ...]:
         try:
-            if instruction.opcode is Opcode.GEMM:
+            if instruction.opcode is Opcode.GEMM and instruction.engine < self._spec.num_engines:
                 return self._gemm(instruction.engine, instruction.body)
             if instruction.opcode is Opcode.VECTOR:
                 return self._vector(instruction.body)
