@@ -62,7 +62,7 @@ def ask(machine: Machine, name: str, devices: int) -> Forecast:
     samples = machine.batch.of(groups)
     work = samples * machine.load(1).totals.macs
     timed = devices <= TIMED_DEVICES and work <= TIMED_WORK
-    if not timed or refusals_of(machine.load(1), train=True):
+    if not timed or refusals_of(machine.load(samples), train=True):
         return found
     try:
         plan = plan_of(machine, name, devices, groups)

@@ -102,7 +102,8 @@ def plan_one_axis(
     """
     axis = name.removeprefix(SHARED)
     count = len(request.cluster.devices)
-    check_network(request.load(1), train=request.train, loss=request.step_options.loss)
+    largest = request.load(request.batch // (request.num_microbatches or 1))
+    check_network(largest, train=request.train, loss=request.step_options.loss)
     groups = [1]
     if name != axis:
         groups = [number for number in range(2, count) if count % number == 0]

@@ -119,7 +119,8 @@ def plan_given_stages(
     check_schedule_kind(strategy.schedule or SCHEDULE)
     number = strategy.micro_batches or request.num_microbatches
     wanted = replace(request, num_microbatches=number)
-    check_network(request.load(1), train=request.train, loss=request.step_options.loss)
+    largest = request.load(wanted.batch // (wanted.num_microbatches or 1))
+    check_network(largest, train=request.train, loss=request.step_options.loss)
     made = []
     counts = list(splits_of(wanted))
     for step, count in enumerate(counts):

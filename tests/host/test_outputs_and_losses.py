@@ -104,7 +104,7 @@ def build(tmp_path, monkeypatch, cli):
     from fpgapipe.host.cli.options import planning
 
     def make(*options, auxiliary=()):
-        monkeypatch.setattr(planning, "loader", lambda _: lambda batch: network(batch, auxiliary))
+        monkeypatch.setattr(planning.Loader, "_load", lambda _, batch: network(batch, auxiliary))
         monkeypatch.chdir(tmp_path)
         boards = ("--board", "u280", "--devices", 2, "--array", "8x8", "--batch", 8)
         return cli("build", *boards, "--micro-batches", 2, "--no-verify", "-o", "b", *options)

@@ -308,7 +308,8 @@ def test_a_step_leaves_pytorchs_settings_as_they_were():
 
     backend._passes = watched
     run(backend, graph, 1)
-    assert inside == [(1, True, False)] * COUNT
+    # One thread of a processor adds in one order, so PyTorch is not told to be deterministic.
+    assert inside == [(1, False, False)] * COUNT
     assert settings() == before
 
 

@@ -27,7 +27,7 @@ def build(tmp_path, monkeypatch, cli):
     """Return a function that builds the small network with some options."""
     from fpgapipe.host.cli.options import planning
 
-    monkeypatch.setattr(planning, "loader", lambda network: small_network)
+    monkeypatch.setattr(planning.Loader, "_load", lambda _, samples: small_network(samples))
     monkeypatch.chdir(tmp_path)
 
     def make(*options, devices=2, batch=8):
