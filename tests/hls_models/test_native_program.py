@@ -232,7 +232,7 @@ def test_an_engine_that_the_core_does_not_have():
     index = middle(program, Opcode.GEMM)
     instructions = list(program.instructions)
     instructions[index] = dataclasses.replace(instructions[index], engine=1)
-    message = f"instruction {index}: BAD_OPCODE: GEMM of engine 1, of 1 engines"
+    message = f"instruction {index}: BAD_FIELD: GEMM engine must be in 0..0, not 1"
     assert check(spec, instructions, program.memory, 1, left=1) == (CoreError, message)
 
 

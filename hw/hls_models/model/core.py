@@ -243,9 +243,11 @@ class CoreModel:
         instruction : Instruction
         """
         opcode, engine, body = instruction.opcode, instruction.engine, instruction.body
-        if engine >= self._engines.get(opcode, 0):
-            what = f"{opcode.name} of engine {engine}, of {self._engines.get(opcode, 0)} engines"
-            raise CoreError(ErrorCode.BAD_OPCODE, index, what)
+        if opcode not in self._engines:
+            raise CoreError(ErrorCode.BAD_OPCODE, index, f"the core has no {opcode.name}")
+        if engine >= self._engines[opcode]:
+            limit = f"must be in 0..{self._engines[opcode] - 1}, not {engine}"
+            raise CoreError(ErrorCode.BAD_FIELD, index, f"{opcode.name} engine {limit}")
         try:
             if opcode == Opcode.LOAD:
                 self._load(index, body)
