@@ -17,6 +17,20 @@ has in FP32 differ from the same constants in FP64 by 6e-8. A wrong epsilon or m
 difference above 1e-6. In FP32, rounding alone reaches 1e-4.
 """
 
+FLOOR = {"float64": 1e-6, "float32": 1e-3}
+"""Least norm against which an error is measured.
+
+That of a gradient is relative to the largest gradient; that of a result is absolute. The gradient
+of a bias in front of a batch normalisation is zero but for rounding errors.
+"""
+
+ZERO = {"float64": 1e-5, "float32": 1e-2}
+"""Least norm against which a gradient's error is measured, relative to the weights of the results.
+
+All gradients of a network are zero but for rounding errors if it ends with the normalisation of
+single values, say.
+"""
+
 
 @dataclass(frozen=True)
 class Verification:

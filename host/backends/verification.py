@@ -18,21 +18,18 @@ import numpy as np
 from fpgapipe.errors import UserError
 from fpgapipe.host.backends.torch_reference import forward, initial_weights
 from fpgapipe.network import operators as ops
-from fpgapipe.network.frontends.onnx.onnx_reference import (
-    Evaluate,
-    evaluator,
-    has_runtime,
-    runtime,
-)
+from fpgapipe.network.frontends.onnx.onnx_reference import Evaluate, evaluator, has_runtime, runtime
 from fpgapipe.network.frontends.source import OnnxSource, TorchSource
 from fpgapipe.network.frontends.torch.torch_modes import training_modes
 from fpgapipe.network.graph import Graph, NetworkError
 from fpgapipe.network.mask_inputs import mask_inputs
 from fpgapipe.network.verification import (
     EVALUATION,
+    FLOOR,
     MODES,
     TOLERANCES,
     TRAINING,
+    ZERO,
     Verification,
 )
 from fpgapipe.optional import require
@@ -40,20 +37,6 @@ from fpgapipe.output import beside_output
 
 if TYPE_CHECKING:
     import torch
-
-FLOOR = {"float64": 1e-6, "float32": 1e-3}
-"""Least norm against which an error is measured.
-
-That of a gradient is relative to the largest gradient; that of a result is absolute. The gradient
-of a bias in front of a batch normalisation is zero but for rounding errors.
-"""
-
-ZERO = {"float64": 1e-5, "float32": 1e-2}
-"""Least norm against which a gradient's error is measured, relative to the weights of the results.
-
-All gradients of a network are zero but for rounding errors if it ends with the normalisation of
-single values, say.
-"""
 
 
 def verify(
