@@ -44,6 +44,7 @@ def test_micro_batches_are_those_of_a_fixed_batch(size, batch, count, cli, fixed
 def test_a_fixed_batch_is_built(cli, fixed_batch, tmp_path):
     fixed_batch(4)
     common = ("--board", "u280", "--devices", 2, "--array", "8x8", "--batch", 4, "--no-verify")
+    common += ("--no-hardware",)
     code, _, err = cli("build", "--network", "own", *common, "-o", tmp_path / "out")
     assert (code, err) == (0, "")
     assert json.loads((tmp_path / "out" / "plan.json").read_text())["num_microbatches"] == 1
