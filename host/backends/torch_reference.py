@@ -363,7 +363,7 @@ def _reduce(o: ops.Reduce, own: Weights, args: list[Any], training: bool) -> Any
 def _batch_norm(o: ops.BatchNorm, own: Weights, args: list[Any], training: bool) -> Any:
     from torch.nn import functional
 
-    # PyTorch 2.13 computes wrong gradients on a CPU where an axis of one element has an odd stride.
+    # Gradients were wrong for an input of one column whose strides were odd; a copy has plain ones.
     return functional.batch_norm(
         args[0].contiguous(),
         own["running_mean"],

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -183,7 +184,7 @@ def _own_epsilons(torch: Any, module: Any) -> Any:
     return OwnEpsilons()
 
 
-class _Side:
+class _Side(ABC):
     """A network and its source, compared in one precision."""
 
     name: str
@@ -197,9 +198,9 @@ class _Side:
         self.weights: dict[str, torch.Tensor] = {}
         self.errors: dict[str, dict[str, float]] = {}
 
+    @abstractmethod
     def run(self, batches: int, modes: Sequence[str]) -> Verification:
         """Compare some batches in each mode."""
-        raise NotImplementedError
 
     def learned(self) -> dict[str, Any]:
         """Specs of the network's learned parameters, by name."""

@@ -23,7 +23,8 @@ SPEC = CoreSpec(
 SIZE = SPEC.scratchpad.size_bytes
 END = Instruction(Opcode.END)
 
-# Of the data: any; elements, then products and their sums that vanish; sums that overflow.
+# Exponents of the data: any numbers; numbers of which elements, and then products and their sums,
+# vanish; and numbers whose sums overflow.
 EXPONENTS = (None, (0, 0, 240), (3, 58, 200), (58,), (190,))
 
 
