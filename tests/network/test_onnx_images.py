@@ -133,14 +133,13 @@ def test_slopes_are_learned_as_many_as_there_are(tmp_path, shape, count):
     assert graph.totals.parameters == count
 
 
-@pytest.mark.parametrize("shape", [(5,), (5, 1), (1, 5, 1)])
-def test_slopes_of_positions_are_refused(tmp_path, shape):
+@pytest.mark.parametrize("shape", [(5,), (5, 1), (1, 5, 1), (5, 1, 5)])
+def test_slopes_of_positions(tmp_path, shape):
     """As many as channels, but along another axis."""
     save(tmp_path / "n.onnx", [node("PRelu", ["x", "a"], ["y"])], {"x": [2, 5, 5, 5]},
          weights={"a": random(*shape)})  # fmt: skip
-    message = "only one slope, or one for each channel, not of shape .* for "
-    with pytest.raises(FileError, match=message):
-        load_network(str(tmp_path / "n.onnx"))
+    graph = agrees_with_onnx(str(tmp_path / "n.onnx"), x=random(2, 5, 5, 5))
+    assert graph.totals.parameters == np.prod(shape)
 
 
 @pytest.mark.parametrize(
@@ -157,15 +156,6 @@ def test_normalisations_of_groups(tmp_path, op, settings):
     save(path, nodes, {"x": [2, 6, 4, 5]}, weights=weights, opset=21)
     graph = agrees_with_onnx(str(path), x=random(2, 6, 4, 5))
     assert graph.totals.parameters == 12
-
-
-def test_scales_of_groups_are_refused(tmp_path):
-    """Until opset 21, a scale belonged to a group, not to a channel."""
-    nodes = [node("GroupNormalization", ["x", "w", "b"], ["y"], num_groups=2)]
-    weights = {"w": random(2), "b": random(2)}
-    save(tmp_path / "n.onnx", nodes, {"x": [2, 6, 4, 5]}, weights=weights, opset=18)
-    with pytest.raises(FileError, match="GroupNormalization"):
-        load_network(str(tmp_path / "n.onnx"))
 
 
 @pytest.mark.parametrize(
@@ -191,13 +181,12 @@ def test_transposed_convolutions(tmp_path, settings):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"auto_pad": "SAME_UPPER"}, "not by auto_pad"),
-        ({"output_shape": [9, 9]}, "not by output_shape"),
+        ({"output_shape": [9, 9]}, "a result of 9 would need padding of less than 0"),
         ({"kernel_shape": [2, 2]}, r"kernel_shape \[2, 2\] contradicts"),
         ({"output_padding": [1, 0]}, "less than the stride"),
     ],
 )
-def test_other_transposed_convolutions_are_refused(tmp_path, settings, message):
+def test_impossible_transposed_convolutions_are_refused(tmp_path, settings, message):
     nodes = [node("ConvTranspose", ["x", "w"], ["y"], **settings)]
     weights = {"w": random(4, 6, 3, 2)}
     save(tmp_path / "n.onnx", nodes, {"x": [2, 4, 4, 5]}, weights=weights)
