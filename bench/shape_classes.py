@@ -157,6 +157,8 @@ def _network(draw: Draw, drawn: Unit, place: str) -> Graph:
             for number, shape in enumerate(drawn.shapes)
         ]
     y = drawn.add(net, values)
+    if len(net.tensor(y).shape) == 1:  # a number for each sample
+        y = net.reshape(y, net.batch, 1)
     if place == "last" and 2 <= len(net.tensor(y).shape) <= 4:
         return net.build([y])
     flat = [y, *values] if place == "skip" and not drawn.tokens else [y]
