@@ -8,6 +8,7 @@ import re
 import traceback
 import warnings
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -257,7 +258,9 @@ def held(
     for name in far:
         if found[name].shape != expected[name].shape:
             raise Wrong(f"{what} {name} has shape {found[name].shape}")
-        spread = max(distance(each, expected, name) for each in others)
+        # What is added to a momentum is a gradient, after clipping at most as long as before.
+        names = {name, name.replace(".momentum", ".gradient")} & expected.keys()
+        spread = max(distance(each, expected, key) for each in others for key in names)
         error, size = distance(found, expected, name), norm(expected[name])
         if not error <= limit * size + SPREADS * spread + REMAINDER * largest:
             raise Wrong(
@@ -275,13 +278,14 @@ def reference(
     count: int,
     near: int | None = None,
 ) -> dict[str, NDArray[Any]]:
-    """What a step of PyTorch with the core's numbers leaves behind; `near` shakes its values."""
+    """What a step of PyTorch with the core's numbers leaves behind; `near` shakes all values."""
     inputs, labels = samples
     if near is not None:
         state, inputs = shaken(state, near), shaken(inputs, near)
     backend = subject.in_torch(options, count)
     backend.set_state(state)
-    return left_behind(backend, backend.step(inputs, labels, scalars(step)))
+    with nullcontext() if near is None else backend.disturbed(near):
+        return left_behind(backend, backend.step(inputs, labels, scalars(step)))
 
 
 def left_behind(backend: Any, result: Any) -> dict[str, NDArray[Any]]:
@@ -346,7 +350,8 @@ def check_inference(subject: Subject) -> None:
         weights = subject.weights if near is None else shaken(subject.weights, near)
         given = inputs if near is None else shaken(inputs, near)
         other = TorchBackend(graph, weights, options=options, precision="mxint8", device="cpu")
-        return other.infer(given, scalars())[0]
+        with nullcontext() if near is None else other.disturbed(near):
+            return other.infer(given, scalars())[0]
 
     expected = again()
     shaped = {name: each.reshape(expected[name].shape) for name, each in found.items()}

@@ -43,8 +43,10 @@ It is 32 steps of FP32: more than another order of a sum moves a value, so that 
 runs show the roundings to BF16 and MXINT8 that such a difference may turn over.
 """
 
-LOSS_DISTURBANCE = 2.0**-22
-"""Size of the disturbance of the loss's gradient, relative to the terms whose sum it is."""
+TERM_DISTURBANCE = 2.0**-22
+"""Size of the disturbance of a sum whose terms may cancel, relative to these terms.
+
+Such sums are the gradients of the loss, and of the input of a normalisation."""
 
 
 @dataclass(frozen=True)
@@ -141,7 +143,7 @@ class CoreNumbers:
             # The gradient is a probability, or a value, less a target. Where it is nearly zero, it
             # has the rounding error of the target, as large as the gradient at zero outputs.
             given = [
-                each + LOSS_DISTURBANCE * term * _drawn(term, self.noise)
+                each + TERM_DISTURBANCE * term * _drawn(term, self.noise)
                 for each, term in zip(given, terms, strict=True)
             ]
         return self._backward(
@@ -160,6 +162,24 @@ class CoreNumbers:
         if self.noise is None:
             return x
         return x + x.nan_to_num(posinf=0.0, neginf=0.0) * (DISTURBANCE * _drawn(x, self.noise))
+
+    def _disturb_sums(
+        self, x: torch.Tensor, y: torch.Tensor, terms: Callable[[torch.Tensor], torch.Tensor]
+    ) -> None:
+        """Disturb the gradient of a normalisation's input `x`, each row as a whole.
+
+        Where the gradient of its result `y` is constant in a row, nothing but rounding errors of
+        the row's mean is left.
+        """
+        sizes: list[torch.Tensor] = []
+
+        def disturb(dx: torch.Tensor) -> torch.Tensor:
+            size = sizes.pop()
+            assert self.noise is not None, "hooks are set while there is noise"
+            return dx + TERM_DISTURBANCE * size * _drawn(size, self.noise)
+
+        y.register_hook(lambda dy: sizes.append(terms(dy)))
+        x.register_hook(disturb)
 
     # ------------------------------------------------------------------ forward
 
@@ -254,7 +274,13 @@ class CoreNumbers:
                         # The gradient of an activation function is rounded, since a device
                         # writes it to memory before it is used further.
                         args = [_RoundedGradient.apply(args[0], self._feature)]
-                    result = run_layer_late(layer, roles, late, args, training=training)
+                    seen, terms = args, None
+                    if self.noise is not None and args[0].requires_grad:
+                        terms = _cancelling_terms(layer, args[0], roles)
+                        seen = [args[0].view_as(args[0]), *args[1:]]
+                    result = run_layer_late(layer, roles, late, seen, training=training)
+                    if terms is not None:
+                        self._disturb_sums(seen[0], result, terms)
                     if isinstance(layer.operator, ops.Softmax):
                         stored = self._feature(result.detach())
                         result = _OfStored.apply(args[0], result.detach(), stored, layer.operator)
@@ -279,12 +305,35 @@ class CoreNumbers:
             leaves = [x for _, x in wanted] + list(each.parameters.values())
             found = torch.autograd.grad(each.result, leaves, dy)
             for (name, _), dx in zip(wanted, found, strict=False):
-                if not each.unit.passes_gradient(name):
-                    dx = self._feature(dx)
+                passes = each.unit.passes_gradient(name)
+                dx = self._disturbed(dx) if passes else self._feature(dx)
                 given.setdefault(name, []).append(dx)
             for name, dw in zip(each.parameters, found[len(wanted) :], strict=True):
                 gradients[name] = gradients[name] + dw if name in gradients else dw
         return gradients
+
+
+def _cancelling_terms(
+    layer: Layer, x: torch.Tensor, roles: Tensors
+) -> Callable[[torch.Tensor], torch.Tensor] | None:
+    """For a normalisation, what makes its result's gradient the mean of each row's terms.
+
+    Their difference from the mean is what the gradient of the input is computed of.
+    """
+    operator = layer.operator
+    if isinstance(operator, ops.BatchNorm):
+        axes = (0, *range(2, x.ndim))
+    elif isinstance(operator, ops.LayerNorm):
+        axes = tuple(range(x.ndim - operator.num_axes, x.ndim))
+    else:
+        return None
+    x = x.detach()
+    mean = x.mean(axes, keepdim=True) if getattr(operator, "centred", True) else 0
+    deviation = ((x - mean).square().mean(axes, keepdim=True) + operator.epsilon).sqrt()
+    scale = roles.get("weight", torch.ones((), device=x.device))
+    if isinstance(operator, ops.BatchNorm) and scale.ndim:
+        scale = scale.reshape(-1, *[1] * (x.ndim - 2))
+    return lambda dy: (dy * scale).abs().mean(axes, keepdim=True) / deviation
 
 
 class _RoundedGradient(torch.autograd.Function):  # type: ignore[misc]

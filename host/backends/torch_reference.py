@@ -363,9 +363,9 @@ def _reduce(o: ops.Reduce, own: Weights, args: list[Any], training: bool) -> Any
 def _batch_norm(o: ops.BatchNorm, own: Weights, args: list[Any], training: bool) -> Any:
     from torch.nn import functional
 
-    # Gradients were wrong for an input of one column whose strides were odd; a copy has plain ones.
-    return functional.batch_norm(
-        args[0].contiguous(),
+    return normalised_plainly(
+        functional.batch_norm,
+        args[0],
         own["running_mean"],
         own["running_var"],
         own.get("weight"),
@@ -374,6 +374,18 @@ def _batch_norm(o: ops.BatchNorm, own: Weights, args: list[Any], training: bool)
         o.momentum,
         o.epsilon,
     )
+
+
+def normalised_plainly(batch_norm: Callable[..., Any], x: Any, *args: Any, **named: Any) -> Any:
+    """Call one of PyTorch's batch normalisations so that its gradients are right.
+
+    PyTorch 2.13 computes wrong gradients on a CPU where an image of one pixel, for example, has its
+    axes in another order in memory, as views have. Here input and gradient have the usual order.
+    """
+    y = batch_norm(x.contiguous(), *args, **named)
+    if y.requires_grad:
+        y.register_hook(lambda dy: dy.contiguous())
+    return y
 
 
 def _layer_norm(o: ops.LayerNorm, own: Weights, args: list[Any], training: bool) -> Any:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fpgapipe.errors import UserError
-from fpgapipe.host.backends.torch_reference import forward, initial_weights
+from fpgapipe.host.backends.torch_reference import forward, initial_weights, normalised_plainly
 from fpgapipe.network import operators as ops
 from fpgapipe.network.frontends.onnx.onnx_reference import Evaluate, evaluator, has_runtime, runtime
 from fpgapipe.network.frontends.source import OnnxSource, TorchSource
@@ -157,22 +157,28 @@ def _own_state(torch: Any, precision: str) -> Iterator[None]:
             torch.backends.mha.set_fastpath_enabled(fast)
 
 
-def _own_epsilons(torch: Any, module: Any) -> Any:
-    """A context in which RMS norms without an epsilon have that of the module's own element type.
+def _own_norms(torch: Any, module: Any) -> Any:
+    """A context in which a module's normalisations are those that its own element type has.
 
-    PyTorch takes the distance between 1 and the next number of the type in which it computes.
+    RMS norms without an epsilon have that of the type; PyTorch takes the distance between 1 and the
+    next number of the type in which it computes. Batch norms go by `normalised_plainly`.
     """
     from torch.overrides import TorchFunctionMode
 
     types = (each.dtype for each in module.parameters() if each.is_floating_point())
     epsilon = torch.finfo(next(types, torch.float32)).eps
     norms = (torch.nn.functional.rms_norm, torch.rms_norm, torch.ops.aten.rms_norm.default)
+    batch_norms = (
+        torch.nn.functional.batch_norm, torch.batch_norm, torch.ops.aten.batch_norm.default
+    )  # fmt: skip
 
-    class OwnEpsilons(TorchFunctionMode):  # type: ignore[misc]
+    class OwnNorms(TorchFunctionMode):  # type: ignore[misc]
         def __torch_function__(
             self, function: Any, types: Any, args: Any = (), kwargs: Any = None
         ) -> Any:
             given = kwargs or {}
+            if function in batch_norms:
+                return normalised_plainly(function, *args, **given)
             if function not in norms:
                 return function(*args, **given)
             names = ("input", "normalized_shape", "weight", "eps")
@@ -181,7 +187,7 @@ def _own_epsilons(torch: Any, module: Any) -> Any:
                 given["eps"] = epsilon
             return function(*(given[name] for name in names))
 
-    return OwnEpsilons()
+    return OwnNorms()
 
 
 class _Side(ABC):
@@ -445,7 +451,7 @@ class _Module(_Side):
         }
         torch.manual_seed(index)
         try:
-            with _own_epsilons(torch, self.source.module):
+            with _own_norms(torch, self.source.module):
                 expected = self._flat(
                     torch.func.functional_call(
                         self.source.module,

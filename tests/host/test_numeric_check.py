@@ -8,6 +8,7 @@ from step_cases import SMALL_CORE
 
 from fpgapipe.host.backends.model import ModelBackend
 from fpgapipe.host.backends.torch_backend import TorchBackend
+from fpgapipe.host.backends.torch_reference import normalised_plainly
 from fpgapipe.host.runtime.numeric_check import NumericCheck
 from fpgapipe.hw.hls_models.numerics.element_format import BF16, FP32
 from fpgapipe.lowering.program.pipeline import build_pipeline
@@ -135,6 +136,51 @@ def test_gradients_that_cancel_are_no_difference():
     found, _ = ran.check(gradients={key: wrong})
     assert found is not None
     assert found.tensor == f"{key}.gradient"
+
+
+class Means(nn.Module):
+    """The mean of each channel."""
+
+    def forward(self, x):
+        return x.mean((2, 3))
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_mean_of_normalised_rows_is_no_difference(seed):
+    """Gradients in front are what is left of the mean of equal terms, of the same sign in a row."""
+
+    def module():
+        return nn.Sequential(nn.Conv2d(1, 2, 1), nn.LayerNorm(3), Means())
+
+    ran = Ran(module, torch.zeros(2, 1, 1, 3), BF16, seed)
+    assert ran.check()[0] is None
+
+
+@pytest.mark.parametrize("planes", [1, 4])
+def test_normalised_volumes_of_one_column(planes):
+    """PyTorch's own gradients of a batch norm are wrong where its axes are stored in odd order."""
+
+    def module():
+        return nn.Sequential(
+            nn.Conv3d(3, 3, 1), nn.BatchNorm3d(3), nn.Conv3d(3, 9, 1, padding=1), nn.BatchNorm3d(9),
+            nn.Flatten(), nn.Linear(9 * 9 * (planes + 2), 5),
+        )  # fmt: skip
+
+    ran = Ran(module, torch.zeros(3, 3, planes, 1, 1), BF16)
+    assert ran.check()[0] is None
+
+
+def test_batch_norms_have_the_gradients_of_plain_strides():
+    rng = torch.Generator().manual_seed(0)
+    x = torch.randn(3, 3, 4, 1, 1, generator=rng).requires_grad_()
+    dy = torch.randn(3, 4, 3, 1, 1, generator=rng).transpose(1, 2)
+
+    def gradient(x, dy):
+        y = normalised_plainly(nn.functional.batch_norm, x, None, None, training=True)
+        return torch.autograd.grad(y, x, dy)[0]
+
+    exact = gradient(x.double(), dy.double().contiguous())
+    torch.testing.assert_close(gradient(x, dy).double(), exact, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("activations", [BF16, FP32], ids=["bf16", "fp32"])
