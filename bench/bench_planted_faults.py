@@ -109,11 +109,8 @@ FAULTS = (
          "op = VectorOp(\n                (max(counts[1] // LANES, 1), counts[0]),"),)),
     Fault("order of a sum", "slices of the reduction from the last on", "conv", (
         (f"{PRODUCTS}conv_passes",
-         "return tiled(self.conv.cin, BLOCK, ceil_div(tiling.k, BLOCK))",
-         "return tiled(self.conv.cin, BLOCK, ceil_div(tiling.k, BLOCK))[::-1]"),
-        (f"{PRODUCTS}conv_passes",
-         "return tiled(self.conv.cout, BLOCK, ceil_div(tiling.k, BLOCK))",
-         "return tiled(self.conv.cout, BLOCK, ceil_div(tiling.k, BLOCK))[::-1]"))),
+         "return pieces if whole == channels else [*pieces, (whole, channels)]",
+         "return (pieces if whole == channels else [*pieces, (whole, channels)])[::-1]"),)),
     Fault("order of a sum", "sums begin anew in the second slice", "conv", (
         (f"{PRODUCTS}conv_product", "index == 0, index == len(parts) - 1",
          "index <= 1, index == len(parts) - 1"),)),

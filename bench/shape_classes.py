@@ -1,7 +1,8 @@
 """Networks around one unit, with numbers at the borders that the lowering knows.
 
 `draw` makes the case of a seed and a number: a tiny network with the unit somewhere in it, a core,
-and formats. `judge` runs the case in the bit-exact model and in PyTorch with the core's numbers.
+and formats. `judge` runs the case in the bit-exact model and in PyTorch with the core's numbers,
+and each of its products with operands for which the order of the sums matters (`product_order`).
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from math import prod
 from typing import Any
 
 import numpy as np
+from product_order import check, recorded
 from shape_units import UNITS, Draw, Unit
 
 from fpgapipe.errors import UserError
@@ -296,10 +298,14 @@ def judge(case: Case, seed: int = 0, *, twin: bool = False) -> dict[str, Any]:
     begin = time.perf_counter()
     found: dict[str, Any] = {"unit": case.unit, "case": case.text}
     try:
-        one = of_model(case, seed, case.core)
+        with recorded() as tiled:
+            one = of_model(case, seed, case.core)
         floor = CANCELLED[case.options.activations]
         found["worst"] = compare(one, of_torch(case, seed, "mxint8"), near=NEAR, floor=floor)
         found["rough"] = compare(one, of_torch(case, seed, "fp32"), near=ROUGH, floor=0.1)
+        for product, tiling in tiled.items():
+            if reason := check(product, tiling, case.core, seed):
+                raise WrongError(reason)
         found["verdict"] = "right"
         if twin and case.unit in SAME_BITS:
             _check_twin(case, seed, one)

@@ -89,7 +89,7 @@ class _Forward(Product[PositionTile, Range]):
     def slices(self, tiling: Tiling) -> list[Range]:
         if self.packed:
             return [(0, self.conv.cin)]
-        return tiled(self.conv.cin, BLOCK, ceil_div(tiling.k, BLOCK))
+        return _slices(self.conv.cin, self.conv.taps, tiling)
 
     def vectors(self, row: PositionTile) -> int:
         return row.size
@@ -131,18 +131,17 @@ class _Forward(Product[PositionTile, Range]):
         tile = self.stationary(column, part)
         tap_pitch, column_pitch = tile.pitches
         size = conv.depth if self.packed else part[1] - part[0]
-        across = [] if self.packed else [Loop(conv.kernel[1], tap_pitch)]
+        across = Loop() if self.packed else Loop(conv.kernel[1], tap_pitch)
         return OperandPattern(
             base=tile.shift,
             outer=LoopNest(
                 (Loop(self.array_tiles(column), core.cols * column_pitch, y=core.cols),)
             ),
-            tap=LoopNest(
-                (
-                    Loop(ceil_div(size, BLOCK), BLOCK * formats.w.element_bytes),
-                    *across,
-                    Loop(conv.kernel[0], conv.kernel[1] * tap_pitch),
-                )
+            tap=_taps_of_blocks(
+                Loop(ceil_div(size, BLOCK), BLOCK * formats.w.element_bytes),
+                across,
+                Loop(conv.kernel[0], conv.kernel[1] * tap_pitch),
+                packed=self.packed,
             ),
             pos=LoopNest((Loop(core.cols, column_pitch, y=1),)),
             y_limit=column[1] - column[0],
@@ -183,7 +182,7 @@ class _InputGradient(Product[PositionTile, Range]):
         return tiled(self.conv.cin, self.core.cols, tiling.n_tiles)
 
     def slices(self, tiling: Tiling) -> list[Range]:
-        return tiled(self.conv.cout, BLOCK, ceil_div(tiling.k, BLOCK))
+        return _slices(self.conv.cout, self.vertical.count * self.horizontal.count, tiling)
 
     def vectors(self, row: PositionTile) -> int:
         return row.size
@@ -233,12 +232,11 @@ class _InputGradient(Product[PositionTile, Range]):
             outer=LoopNest(
                 (Loop(self.array_tiles(column), core.cols * formats.w.element_bytes, u=core.cols),)
             ),
-            tap=LoopNest(
-                (
-                    Loop(ceil_div(size, BLOCK), BLOCK * row_pitch, y=BLOCK),
-                    Loop(horizontal.count, horizontal.every * tap_pitch),
-                    Loop(vertical.count, vertical.every * conv.kernel[1] * tap_pitch),
-                )
+            tap=_taps_of_blocks(
+                Loop(ceil_div(size, BLOCK), BLOCK * row_pitch, y=BLOCK),
+                Loop(horizontal.count, horizontal.every * tap_pitch),
+                Loop(vertical.count, vertical.every * conv.kernel[1] * tap_pitch),
+                packed=False,
             ),
             pos=LoopNest(
                 (
@@ -258,6 +256,31 @@ class _InputGradient(Product[PositionTile, Range]):
 
     def result_pattern(self, row: PositionTile, column: Range) -> ResultPattern:
         return _positions_result(self.result(row, column), self.formats.x, row, column, self.core)
+
+
+def _slices(channels: int, taps: int, tiling: Tiling) -> list[Range]:
+    """Divide the channels of a reduction into pieces of whole blocks.
+
+    The last block, if it has fewer channels, is a piece of its own where there are several taps, as
+    `_taps_of_blocks` asks.
+    """
+    whole = channels // BLOCK * BLOCK if taps > 1 else channels
+    pieces = tiled(whole, BLOCK, ceil_div(tiling.k, BLOCK)) if whole else []
+    return pieces if whole == channels else [*pieces, (whole, channels)]
+
+
+def _taps_of_blocks(block: Loop, across: Loop, down: Loop, *, packed: bool) -> LoopNest:
+    """The loops over the reduction of an instruction, in the order in which sums are added up.
+
+    All taps of a block of channels come before the next block, so that it makes no difference to
+    the sums how many blocks an instruction has. (A packed reduction is never divided: it has the
+    blocks of a kernel row, one row after the other.) What holds for the last block alone, such as
+    the number of its lanes, holds for the last iteration of the innermost loop; so that loop is the
+    blocks' if there is one block, or one tap, and several taps of several blocks are of whole ones.
+    """
+    if packed or block.count == 1 or across.count * down.count == 1:
+        return LoopNest((block, across, down))
+    return LoopNest((across, down, block))
 
 
 def _phase_taps(conv: ConvSpec, axis: int, phase: int) -> Taps:
@@ -315,21 +338,20 @@ def _windows(
     x = spatial_tile.x[0] * horizontal.step + horizontal.origin
     size = horizontal.count * depth if packed else depth
     across = (
-        []
+        Loop()
         if packed
-        else [Loop(horizontal.count, horizontal.tap_step * pixel, u=horizontal.tap_step * depth)]
+        else Loop(horizontal.count, horizontal.tap_step * pixel, u=horizontal.tap_step * depth)
     )
     down = Loop(vertical.count, vertical.tap_step * row, y=vertical.tap_step)
     images, rows, columns = spatial_tile.shape
     return OperandPattern(
         base=tile.shift + (y - low_y) * row + (x - low_x) * pixel,
         outer=LoopNest((Loop(n),)),
-        tap=LoopNest(
-            (
-                Loop(ceil_div(size, BLOCK), BLOCK * source.format.element_bytes, u=BLOCK),
-                *across,
-                down,
-            )
+        tap=_taps_of_blocks(
+            Loop(ceil_div(size, BLOCK), BLOCK * source.format.element_bytes, u=BLOCK),
+            across,
+            down,
+            packed=packed,
         ),
         pos=LoopNest(
             (

@@ -13,7 +13,13 @@ import numpy as np
 import pytest
 
 from fpgapipe.errors import UserError
+from fpgapipe.hw.hls_models.cycles.core_cycles import MemorySpec
 from fpgapipe.hw.hls_models.numerics.element_format import BF16, FP32
+from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec, ScratchpadSpec
+from fpgapipe.lowering.products import conv_passes
+from fpgapipe.lowering.products.conv import PASSES, ConvSpec
+from fpgapipe.lowering.products.conv_parts import Formats
+from fpgapipe.lowering.products.tiled_product import tile_product
 from fpgapipe.lowering.program.step import build_step
 from fpgapipe.lowering.units import registry
 from fpgapipe.lowering.units.step_options import StepOptions
@@ -23,6 +29,7 @@ from fpgapipe.network.zoo.layers import Network
 BENCH = Path(__file__).parents[2] / "bench"
 sys.path.insert(0, str(BENCH))
 try:
+    import product_order
     import shape_classes
     from shape_classes import (
         CANCELLED,
@@ -115,6 +122,28 @@ def test_parameters_that_only_a_comparison_reads_stay_as_they_are():
     found = judge(case)
     assert found["verdict"] == "right", found
     assert not of_model(case, 0, case.core)["read.weight"].any()
+
+
+def order_of(which, rows):
+    """What `product_order` says about a product, in one piece or in many; the last one has 6."""
+    core = CoreSpec(rows, 8, acc_depth=256, scratchpad=ScratchpadSpec(4, 1 << 16))
+    conv = ConvSpec(70, 70, (3, 2), (2, 1), (1, 0, 1, 1), 4, 3, 2)
+    formats = Formats(FP32, FP32, FP32)
+    tiled = tile_product(conv, which, core, formats, MemorySpec())
+    return product_order.check((conv, which, formats), tiled, core)
+
+
+@pytest.mark.parametrize("which", PASSES)
+@pytest.mark.parametrize("rows", [32, 4])
+def test_sums_have_the_documented_order(which, rows):
+    """Block after block of the channels, and all taps of each."""
+    assert order_of(which, rows) == ""
+
+
+def test_sums_in_another_order_are_found(monkeypatch):
+    plain = conv_passes._slices
+    monkeypatch.setattr(conv_passes, "_slices", lambda *given: plain(*given)[::-1])
+    assert "have other bits than sums in the documented order" in order_of("forward", 32)
 
 
 def test_planted_faults_are_found():
