@@ -12,7 +12,7 @@ from fpgapipe.lowering.memory.memory_map import whole_outcome
 from fpgapipe.lowering.schedule.schedule import TaskKind
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from contextlib import AbstractContextManager
 
     import numpy as np
@@ -170,6 +170,14 @@ class StepRunner(Closing):
             Seed of the random disturbances.
         """
         return nullcontext(False)
+
+    def other_versions(self) -> Iterator[str]:
+        """Let steps see other versions of late weights than those of the schedule.
+
+        The steps until the next text see what the text says; when it is over, the schedule's own.
+        A backend that cannot do so, or whose weights are never late, gives no text.
+        """
+        return iter(())
 
 
 class Backend(StepRunner):

