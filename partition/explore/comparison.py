@@ -93,6 +93,7 @@ def compare(
     cluster: ClusterSpec,
     *,
     schedules: Sequence[str] = PIPELINES,
+    microbatch: int | None = None,
     on_step: Callable[[int, int], None] = lambda done, total: None,
 ) -> Comparison:
     """Time every way to train a mini-batch.
@@ -106,25 +107,34 @@ def compare(
     cluster : ClusterSpec
     schedules : sequence of str
         Names of the pipeline schedules to compare.
+    microbatch : int, optional
+        Samples of each micro-batch, if the network has no other; several are tried if not given.
     on_step : function
         Called with the number of steps done and their total.
     """
     names = ["one device", "data parallel", "data parallel, overlapped", "even split", *schedules]
-    found = results(_way, [(name, load, batch, cluster) for name in names], on_step)
+    found = results(_way, [(name, load, batch, cluster, microbatch) for name in names], on_step)
     entries = tuple(each for each in found if isinstance(each, Entry))
     return Comparison(entries, tuple(each for each in found if isinstance(each, str)))
 
 
-def _way(name: str, load: Callable[[int], Graph], batch: int, cluster: ClusterSpec) -> Entry | str:
+def _way(
+    name: str,
+    load: Callable[[int], Graph],
+    batch: int,
+    cluster: ClusterSpec,
+    microbatch: int | None,
+) -> Entry | str:
     """The entry of a way, or why there is none."""
     try:
         if name == "one device":
-            return one_device(load, batch, cluster)
+            return one_device(load, batch, cluster, microbatch)
         if name.startswith("data parallel"):
-            return data_parallel(load, batch, cluster, overlapped=name.endswith("overlapped"))
+            overlapped = name.endswith("overlapped")
+            return data_parallel(load, batch, cluster, microbatch, overlapped=overlapped)
         if name == "even split":
-            return even_split(load, batch, cluster)
-        return entry_of(name, explored(load, batch, cluster, name).best)
+            return even_split(load, batch, cluster, microbatch)
+        return entry_of(name, explored(load, batch, cluster, name, microbatch).best)
     except (PlanError, ScheduleError) as error:
         return f"{name}: {error}"
 
@@ -148,13 +158,39 @@ def entry_of(name: str, candidate: Candidate) -> Entry:
 
 @functools.lru_cache(maxsize=32)
 def explored(
-    load: Callable[[int], Graph], batch: int, cluster: ClusterSpec, kind: str
+    load: Callable[[int], Graph],
+    batch: int,
+    cluster: ClusterSpec,
+    kind: str,
+    microbatch: int | None = None,
 ) -> Exploration:
-    """Explore a schedule."""
-    return explore(Request(load, batch, cluster, (kind,)))
+    """Explore a schedule, with micro-batches of some samples if they are given."""
+    return explore(Request(load, batch, cluster, (kind,), count_of(batch, microbatch)))
 
 
-def one_device(load: Callable[[int], Graph], batch: int, cluster: ClusterSpec) -> Entry:
+def count_of(batch: int, microbatch: int | None) -> int | None:
+    """Number of micro-batches of a batch, or None if it is not given how large they are.
+
+    Raises
+    ------
+    PlanError
+        If they do not make up the batch.
+    """
+    if microbatch is None:
+        return None
+    if batch % microbatch:
+        raise PlanError(
+            f"{batch} samples of a device must be a multiple of the network's batch, {microbatch}"
+        )
+    return batch // microbatch
+
+
+def one_device(
+    load: Callable[[int], Graph],
+    batch: int,
+    cluster: ClusterSpec,
+    microbatch: int | None = None,
+) -> Entry:
     """The whole network on the one device that trains it fastest.
 
     Raises
@@ -166,7 +202,7 @@ def one_device(load: Callable[[int], Graph], batch: int, cluster: ClusterSpec) -
     errors = []
     for device in dict.fromkeys(cluster.devices):
         try:
-            alone.append(_alone(load, batch, device).best)
+            alone.append(_alone(load, batch, device, microbatch).best)
         except PlanError as error:
             errors.append(error)
     if not alone:
@@ -178,6 +214,7 @@ def data_parallel(
     load: Callable[[int], Graph],
     batch: int,
     cluster: ClusterSpec,
+    microbatch: int | None = None,
     *,
     overlapped: bool = False,
 ) -> Entry:
@@ -196,6 +233,8 @@ def data_parallel(
     batch : int
         Samples in a mini-batch, all devices together.
     cluster : ClusterSpec
+    microbatch : int, optional
+        As for `compare`.
     overlapped : bool
         Whether the all-reduce runs concurrently with the last micro-batch's backward pass, as if
         every gradient were ready when that pass begins. No form of data parallelism is faster.
@@ -212,15 +251,15 @@ def data_parallel(
     rate = min(chain.link_bytes_per_s, default=float("inf"))
     if rate == 0:
         raise PlanError("devices that follow one another have no link for the all-reduce")
-    ring_s = ring_seconds(load(1), chain)
+    ring_s = ring_seconds(load(microbatch or 1), chain)
 
     def score(each: Candidate) -> float:
         return each.minibatch_s + _exposed(ring_s, each, overlapped)
 
     best: Entry | None = None
-    for shares in _shares(load, batch, cluster):
+    for shares in _shares(load, batch, cluster, microbatch):
         alone = {
-            device: min(_alone(load, share, device).tried, key=score)
+            device: min(_alone(load, share, device, microbatch).tried, key=score)
             for device, share in shares.items()
         }
         entry = parallel_entry(cluster, alone, ring_s, overlapped=overlapped)
@@ -267,16 +306,20 @@ def _exposed(ring_s: float, alone: Candidate, overlapped: bool) -> float:
 
 
 def _shares(
-    load: Callable[[int], Graph], batch: int, cluster: ClusterSpec
+    load: Callable[[int], Graph], batch: int, cluster: ClusterSpec, microbatch: int | None
 ) -> Iterator[dict[DeviceSpec, int]]:
-    """Samples for each kind of device: first equal shares, then shares in proportion to speed."""
+    """Samples for each kind of device: first equal shares, then shares in proportion to speed.
+
+    The latter are left out where the size of micro-batches is given, of which they are no multiple.
+    """
     n = len(cluster.devices)
     equal = dict.fromkeys(cluster.devices, -(-batch // n))
     yield equal
-    if len(equal) == 1:
+    if len(equal) == 1 or microbatch is not None:
         return
     speed = {
-        device: 1 / _alone(load, share, device).best.minibatch_s for device, share in equal.items()
+        device: 1 / _alone(load, share, device, None).best.minibatch_s
+        for device, share in equal.items()
     }
     whole = sum(speed[device] for device in cluster.devices)
     *slower, fastest = sorted(equal, key=lambda device: speed[device])
@@ -286,7 +329,12 @@ def _shares(
     yield shares
 
 
-def even_split(load: Callable[[int], Graph], batch: int, cluster: ClusterSpec) -> Entry:
+def even_split(
+    load: Callable[[int], Graph],
+    batch: int,
+    cluster: ClusterSpec,
+    microbatch: int | None = None,
+) -> Entry:
     """Stages with equal numbers of layers under 1f1b-as, as one would choose without a planner.
 
     Raises
@@ -298,7 +346,8 @@ def even_split(load: Callable[[int], Graph], batch: int, cluster: ClusterSpec) -
         raise PlanError("devices that follow one another have no link for what they send")
     best: Candidate | None = None
     error: PlanError | None = None
-    for count in _divisors(batch):
+    given = count_of(batch, microbatch)
+    for count in _divisors(batch) if given is None else [given]:
         graph = load(batch // count)
         columns = _fastest(graph, cluster.devices)
         candidate = even_candidate(graph, columns, cluster, count)
@@ -352,10 +401,12 @@ def even_candidate(
 
 
 @functools.lru_cache(maxsize=32)
-def _alone(load: Callable[[int], Graph], batch: int, device: DeviceSpec) -> Exploration:
-    """Explore a batch on one device, with every micro-batch size that fits."""
+def _alone(
+    load: Callable[[int], Graph], batch: int, device: DeviceSpec, microbatch: int | None
+) -> Exploration:
+    """Explore a batch on one device, with every micro-batch size that fits if none is given."""
     lone = ClusterSpec(device.name, (device.name,), (device,), ())
-    return explore(Request(load, batch, lone, ("1f1b-as",)))
+    return explore(Request(load, batch, lone, ("1f1b-as",), count_of(batch, microbatch)))
 
 
 def _fastest(

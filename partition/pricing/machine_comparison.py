@@ -68,6 +68,7 @@ def compare_on_machine(
     cluster: ClusterSpec,
     *,
     schedules: Sequence[str] = PIPELINES,
+    microbatch: int | None = None,
     on_step: Callable[[int, int], None] = lambda done, total: None,
 ) -> Comparison:
     """Time every way to train a mini-batch, as `compare` does, with prices of layers by programs.
@@ -75,8 +76,10 @@ def compare_on_machine(
     A way keeps the time of the formulas, and says so, if the core does not run the network, if its
     programs would take minutes to time, or if its devices have several engines.
     """
-    found = compare(load, batch, cluster, schedules=schedules, on_step=on_step)
-    choices = priced_choices(found, load, batch, cluster)
+    found = compare(
+        load, batch, cluster, schedules=schedules, microbatch=microbatch, on_step=on_step
+    )
+    choices = priced_choices(found, load, batch, cluster, microbatch)
     jobs = [(entry.name, load, batch, cluster, choices) for entry in found.entries]
     priced = results(entry_on_machine, jobs)
     entries = (new or entry for new, entry in zip(priced, found.entries, strict=True))
@@ -84,7 +87,11 @@ def compare_on_machine(
 
 
 def priced_choices(
-    found: Comparison, load: Callable[[int], Graph], batch: int, cluster: ClusterSpec
+    found: Comparison,
+    load: Callable[[int], Graph],
+    batch: int,
+    cluster: ClusterSpec,
+    microbatch: int | None = None,
 ) -> Choices:
     """Prices of layers for the numbers of samples that suit the ways of a comparison.
 
@@ -92,7 +99,7 @@ def priced_choices(
     programs would take minutes to time.
     """
     try:
-        best = explored(load, batch, cluster, "1f1b-as").best
+        best = explored(load, batch, cluster, "1f1b-as", microbatch).best
     except (PlanError, ScheduleError):
         return {}
     cores = {

@@ -25,10 +25,10 @@ def fixed_batch(monkeypatch):
 
 def test_a_batch_that_the_network_fixes(cli, fixed_batch):
     fixed_batch(4)
-    for command in (("build", "--network", "own"), ("plan", "own")):
+    for command in (("build", "--network", "own"), ("plan", "own"), ("compare", "own")):
         code, _, err = cli(*command, "--board", "u280", "--batch", 6)
-        message = "error: the batch is fixed at 4, not 6; or take as many --micro-batches as make "
-        assert (code, err) == (2, message + "each of 4 samples\n")
+        message = "error: the batch is fixed at 4, not 6; or take a --batch of micro-batches that "
+        assert (code, err) == (2, message + "have 4 samples each\n")
 
 
 @pytest.mark.parametrize(
@@ -39,6 +39,32 @@ def test_micro_batches_are_those_of_a_fixed_batch(size, batch, count, cli, fixed
     code, out, err = cli("plan", "own", "--board", "u280", "--batch", batch, "--json")
     assert (code, err) == (0, "")
     assert json.loads(out)["num_microbatches"] == count
+
+
+def test_ways_to_train_a_fixed_batch_are_compared(cli, fixed_batch):
+    """All ways, in micro-batches of 4; a share of 6 samples is refused by name."""
+    fixed_batch(4)
+    given = ("own", "--board", "u280", "--devices", 2, "--json")
+    code, out, err = cli("compare", *given, "--batch", 8)
+    assert (code, err) == (0, "")
+    found = json.loads(out)
+    counts = {each["name"]: each["num_microbatches"] for each in found["entries"]}
+    shared = {"data parallel": 1, "data parallel, overlapped": 1}
+    assert counts == dict.fromkeys(counts, 2) | shared
+    assert found["refused"] == []
+    code, out, err = cli("compare", *given, "--batch", 12)
+    assert (code, err) == (0, "")
+    reason = "6 samples of a device must be a multiple of the network's batch, 4"
+    assert json.loads(out)["refused"] == [f"{name}: {reason}" for name in shared]
+
+
+@pytest.mark.parametrize("strategy", ["data", "filter", "spatial", "layerwise"])
+def test_strategies_of_a_fixed_batch(strategy, cli, fixed_batch):
+    fixed_batch(4)
+    given = ("--board", "u280", "--devices", 2, "--batch", 8, "--json", "--strategy", strategy)
+    code, out, err = cli("plan", "own", *given)
+    assert (code, err) == (0, "")
+    assert json.loads(out)["num_microbatches"] == 2
 
 
 def test_a_fixed_batch_is_built(cli, fixed_batch, tmp_path):

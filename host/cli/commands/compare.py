@@ -38,12 +38,15 @@ def compare(network: str, cluster: Cluster, batch: int, as_json: bool) -> None:
     from fpgapipe.host.terminal.console import Column, print_json, print_table, progress, scaled
     from fpgapipe.partition.pricing.machine_comparison import compare_on_machine
 
+    load = loader(network)
+    count = load.micro_batches(batch, None)
     with progress() as display:
         display.add_task("comparing")
         found = compare_on_machine(
-            loader(network),
+            load,
             batch,
             cluster.spec,
+            microbatch=None if count is None else batch // count,
             on_step=lambda done, total: display.update(completed=done, total=total),
         )
     parallel, alone = found.find("data parallel"), found.find("one device")

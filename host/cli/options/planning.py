@@ -113,7 +113,7 @@ class Loader:
             if graph.batch is None:
                 raise
             if graph.batch != samples:
-                advice = f"take as many --micro-batches as make each of {graph.batch} samples"
+                advice = f"take a --batch of micro-batches that have {graph.batch} samples each"
                 raise UserError(f"{error}; or {advice}") from None
         if graph.batch is None:
             raise UserError(f"{self.network} is a profile: use it with 'fpgapipe plan --profile'")
