@@ -31,7 +31,12 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-MAGIC = b"fpgapipe-checkpoint 1\n"
+MAGIC = b"fpgapipe-checkpoint 2\n"
+
+LAYERS_MAGIC = b"fpgapipe-checkpoint 1\n"
+"""First line of an earlier version, whose parameters may have their axes in the order in which the
+layers read them, not in that of the network's source."""
+
 MAX_BYTES = 1 << 36
 """Most bytes of a checkpoint; no board has more memory."""
 
@@ -67,12 +72,16 @@ class Checkpoint:
         samples; values of JSON.
     state : mapping of str to float32 array
         State of the backend (`StepRunner.state`).
+    has_own_layout : bool
+        Whether parameters are known to have the layout of the network's source. Earlier versions do
+        not say so.
     """
 
     step: int
     build: str
     settings: Mapping[str, Any]
     state: Mapping[str, NDArray[np.float32]] = field(repr=False)
+    has_own_layout: bool = True
 
     def write(self, path: Path) -> None:
         """Write the checkpoint; even after a crash, the file is either complete or not there.
@@ -120,7 +129,8 @@ class Checkpoint:
 
     @classmethod
     def _read(cls, path: Path, file: BufferedReader, most_bytes: int) -> Checkpoint:
-        if file.read(len(MAGIC)) != MAGIC:
+        begin = file.read(len(MAGIC))
+        if begin not in (MAGIC, LAYERS_MAGIC):
             raise CheckpointError(f"{path} is no checkpoint of this version")
         written = file.readline(80)
         head = file.readline(MAX_HEAD_BYTES)
@@ -152,7 +162,7 @@ class Checkpoint:
                 state[name] = np.frombuffer(raw, "<f4").astype(np.float32).reshape(shape)
         if digest.hexdigest().encode() + b"\n" != written:
             raise CheckpointError(f"{path} is damaged: its bytes are not those of its checksum")
-        return cls(found.step, found.build, found.settings, state)
+        return cls(found.step, found.build, found.settings, state, begin == MAGIC)
 
 
 class _Head(BaseModel):

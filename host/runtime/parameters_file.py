@@ -51,7 +51,10 @@ def read_parameters(path: Path, graph: Graph) -> dict[str, NDArray[np.float32]]:
         values = _by_own_name(path, graph, values)
     else:
         state_bytes = 4 * len(LASTING) * sum(map(math.prod, wanted.values()))
-        values = dict(Checkpoint.read(path, state_bytes).state)
+        checkpoint = Checkpoint.read(path, state_bytes)
+        values = dict(checkpoint.state)
+        if not checkpoint.has_own_layout:
+            values |= _in_own_layout(path, graph, values)
         _refuse_shapes(path, wanted, {key: (it.shape, it.dtype) for key, it in values.items()})
     with np.errstate(over="ignore"):  # values too large for FP32 become infinite and are refused
         found = {name: values[name].astype(np.float32) for name in wanted}
@@ -61,6 +64,36 @@ def read_parameters(path: Path, graph: Graph) -> dict[str, NDArray[np.float32]]:
             f"parameter {name} must be finite in FP32"
             for name, value in found.items()
             if not np.isfinite(value).all()
+        ],
+    )
+    return found
+
+
+def _in_own_layout(
+    path: Path, graph: Graph, values: Mapping[str, NDArray[Any]]
+) -> dict[str, NDArray[Any]]:
+    """Parameters of an earlier version's checkpoint that layers read in another order of axes.
+
+    Their shapes tell whether they have the order of the network's source, or that of the layers,
+    unless both have the same shape.
+    """
+    found: dict[str, NDArray[Any]] = {}
+    unknown: set[str] = set()
+    for layer in graph.layers.values():
+        for parameter in layer.parameters:
+            if not parameter.order or parameter.name not in values:
+                continue
+            value = values[parameter.name]
+            if parameter.shape == parameter.spec.shape:
+                unknown.add(parameter.name)
+            elif value.shape == parameter.spec.shape:
+                found[parameter.name] = value.transpose(parameter.back)
+    _refuse(
+        path,
+        [
+            f"parameter {name} of shape {values[name].shape} may be transposed, which checkpoints "
+            "of earlier versions do not say; begin the training anew"
+            for name in sorted(unknown)
         ],
     )
     return found

@@ -13,6 +13,7 @@ from fpgapipe.errors import UserError  # noqa: E402
 from fpgapipe.host.backends.model import ModelBackend  # noqa: E402
 from fpgapipe.host.backends.torch_backend import TorchBackend  # noqa: E402
 from fpgapipe.host.backends.verification import verify  # noqa: E402
+from fpgapipe.host.runtime.checkpoint import LAYERS_MAGIC, MAGIC, Checkpoint  # noqa: E402
 from fpgapipe.host.runtime.parameters_file import read_parameters  # noqa: E402
 from fpgapipe.hw.hls_models.numerics.element_format import FP32  # noqa: E402
 from fpgapipe.lowering.program.parameter_layout import stored_as  # noqa: E402
@@ -163,3 +164,48 @@ def test_one_weight_in_two_orders_is_refused(imported):
         UserError, match=r"must have one shape and order in all layers that share it"
     ):
         check_network(dataclasses.replace(graph, layers=layers), train=True)
+
+
+def earlier_checkpoint(path, values):
+    """A checkpoint of the version that did not say which layout parameters have."""
+    Checkpoint(3, "", {}, values).write(path)
+    path.write_bytes(path.read_bytes().replace(MAGIC, LAYERS_MAGIC))
+
+
+class Wide(nn.Module):
+    """A weight whose layout its shape tells."""
+
+    def __init__(self):
+        super().__init__()
+        self.wide, self.head = Conv1D(6, 4), nn.Linear(4, 3)
+
+    def forward(self, x):
+        return self.head(self.wide(x))
+
+
+def test_checkpoints_of_earlier_versions_are_read_by_their_shapes(tmp_path):
+    graph = from_torch((Wide(), (torch.randn(2, 6),)), name="wide")
+    values = initial_parameters(graph, 0)
+    as_read = values | {"wide.weight": values["wide.weight"].T}
+    for each in (values, as_read):
+        earlier_checkpoint(tmp_path / "c", each)
+        found = read_parameters(tmp_path / "c", graph)
+        for name, value in values.items():
+            np.testing.assert_array_equal(found[name], value, err_msg=name)
+
+
+def test_square_weights_of_earlier_versions_are_refused_by_name(tmp_path):
+    module = nn.Sequential(Conv1D(4, 4), nn.Linear(4, 3))
+    graph = from_torch((module, (torch.randn(2, 4),)), name="square")
+    values = initial_parameters(graph, 0)
+    earlier_checkpoint(tmp_path / "c", values)
+    with pytest.raises(UserError) as error:
+        read_parameters(tmp_path / "c", graph)
+    assert str(error.value) == (
+        f"{tmp_path / 'c'}: parameter 0.weight of shape (4, 4) may be transposed, which "
+        "checkpoints of earlier versions do not say; begin the training anew"
+    )
+    Checkpoint(3, "", {}, values).write(tmp_path / "c")
+    np.testing.assert_array_equal(
+        read_parameters(tmp_path / "c", graph)["0.weight"], values["0.weight"]
+    )
