@@ -14,7 +14,7 @@ import numpy as np
 from onnx.defs import get_schema, onnx_opset_version
 from onnx.reference import ReferenceEvaluator
 from onnx.reference.op_run import OpRun
-from onnx.reference.ops import op_batch_normalization, op_dequantize_linear
+from onnx.reference.ops import op_batch_normalization, op_dequantize_linear, op_resize
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -132,6 +132,19 @@ class ConvTranspose(OpRun):  # type: ignore[misc]
         return (result,)
 
 
+class Resize(op_resize.Resize):  # type: ignore[misc]
+    """Interpolation along axes that may be counted from the last one, which the evaluator lacks."""
+
+    op_schema = get_schema("Resize")
+
+    def _run(
+        self, x: NDArray[Any], *more: Any, axes: list[int] | None = None, **settings: Any
+    ) -> tuple[NDArray[Any]]:
+        own = None if axes is None else [axis % x.ndim for axis in axes]
+        found: tuple[NDArray[Any]] = super()._run(x, *more, axes=own, **settings)
+        return found
+
+
 class GroupNormalization(OpRun):  # type: ignore[misc]
     """Group normalisation, with scales and shifts of groups (version 18) or of channels.
 
@@ -160,6 +173,7 @@ _KERNELS: tuple[tuple[float, Any], ...] = (
     (math.inf, LRN),
     (math.inf, ConvTranspose),
     (math.inf, GroupNormalization),
+    (math.inf, Resize),
     (19, DequantizeLinear),
     (14, BatchNormalization),
     (13, LogSoftmax),
