@@ -108,10 +108,15 @@ class Source:
     Parameters
     ----------
     module : nn.Module
+    has_mode : bool
+        Whether what is imported has a mode of its own. An ONNX model has none: one that drops was
+        exported for training, and drops nothing in evaluation (docs/networks.md), so the module
+        drops nothing there either.
     """
 
-    def __init__(self, module: torch.nn.Module) -> None:
+    def __init__(self, module: torch.nn.Module, *, has_mode: bool = True) -> None:
         self.module = module
+        self._has_mode = has_mode
 
     def run(
         self, inputs: list[torch.Tensor], *, training: bool, seed: int = 7
@@ -119,7 +124,13 @@ class Source:
         """Run a copy; returns the copy and its outputs."""
         module = copy.deepcopy(self.module).train(training)
         torch.manual_seed(seed)
-        return module, tensors_of(module(*(each.clone() for each in inputs)))
+        dropout = torch.nn.functional.dropout
+        if not training and not self._has_mode:
+            torch.nn.functional.dropout = lambda x, *_, **__: x
+        try:
+            return module, tensors_of(module(*(each.clone() for each in inputs)))
+        finally:
+            torch.nn.functional.dropout = dropout
 
     def gradients(
         self, inputs: list[torch.Tensor], loss_of: Any
@@ -354,7 +365,7 @@ def judge(name: str, case: Case, through: str = "torch") -> dict[str, Any]:
     found: dict[str, Any] = {"name": name}
     try:
         torch.manual_seed(0)
-        source = Source(case.make())
+        source = Source(case.make(), has_mode=through == "torch")
         try:
             example = tuple(torch.randn(shape) for shape in case.shapes)
             graph = imported(source, example, through)
