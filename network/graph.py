@@ -219,6 +219,15 @@ class Graph:
         )
 
     @cached_property
+    def depends_on_inputs(self) -> frozenset[str]:
+        """Layers that compute from the network's inputs; others give the same for all samples."""
+        found = set(self.inputs)
+        for layer in self.layers.values():
+            if not found.isdisjoint(layer.inputs):
+                found.add(layer.name)
+        return frozenset(found - self.inputs.keys())
+
+    @cached_property
     def _carries_gradient(self) -> frozenset[str]:
         """Layers whose output gradient is needed by a learned parameter at or before the layer."""
         found: set[str] = set()

@@ -205,7 +205,9 @@ def check_cut(graph: Graph, layer: Layer, cut: Cut, num_devices: int, sharers: i
     flattens = isinstance(operator, Flatten) and operator.start == 1 and len(shape) == 2
     own = not isinstance(operator, Conv) or operator.groups == 1
     spread = len({each.shape for each in layer.input_tensors}) > 1
-    of_samples = len(shape) > 1 and shape[0] == graph.batch
+    # Heads or positions may be folded into the samples, which make up the first axis then.
+    folded = len(shape) > 1 and shape[0] % (graph.batch or 1) == 0
+    of_samples = folded and layer.name in graph.depends_on_inputs
     learned = layer.parameters and not isinstance(operator, Conv | Linear | BatchNorm)
     if (
         not ((isinstance(operator, known) and own) or flattens)

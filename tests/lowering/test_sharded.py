@@ -414,7 +414,7 @@ def test_hardware_equals_the_model(num_devices, letters, parts):
                 np.testing.assert_array_equal(one, other)
 
 
-@pytest.mark.parametrize("shape", [(6,), (8, 6)])
+@pytest.mark.parametrize("shape", [(6,), (8, 6), (SAMPLES, 8, 6)])
 def test_what_has_no_samples_is_not_cut_by_channels(shape):
     """What is computed from a learned tensor alone has no axis of samples in front of channels."""
     net = Network("scaled", SAMPLES)
