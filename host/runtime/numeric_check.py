@@ -239,9 +239,7 @@ class NumericCheck(Check):
                     return self._difference(step, first, pair, note)
         return None
 
-    def _difference(
-        self, step: int, first: StepRunner, pair: _Pair, note: str = ""
-    ) -> Difference:
+    def _difference(self, step: int, first: StepRunner, pair: _Pair, note: str = "") -> Difference:
         """A pair that differs, at the element whose error is largest."""
         error = pair.error
         flat = int(np.nan_to_num(error, nan=np.inf).argmax())

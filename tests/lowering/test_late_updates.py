@@ -132,7 +132,9 @@ def test_pytorch_with_the_same_late_weights_agrees(kind):
         assert {"conv1.weight.momentum", "linear1.bias.gradient", "loss"} <= worst.keys()
         if step == 0:
             assert all(found is not None for found, _ in others)
-            text = f"the {'newest weights' if kind == KINDS[1] else 'weights of the forward passes'}"
+            text = (
+                f"the {'newest weights' if kind == KINDS[1] else 'weights of the forward passes'}"
+            )
             assert others[1][0].note == f"as if torch did its backward passes with {text}", others
         before = model.state()
 
