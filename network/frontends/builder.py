@@ -22,6 +22,11 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
+Own = tuple[str, tuple[int, ...]]
+"""A weight's name in the source, and which of its axes each axis of a parameter is; see
+`Parameter.order`."""
+
+
 class Unsupported(Exception):
     """A node needs something that is not supported, although its operator is known."""
 
@@ -56,6 +61,7 @@ class FrontendBuilder(GraphBuilder):
         *inputs: str,
         values: Mapping[str, tuple[str, NDArray[np.generic]]],
         keys: Mapping[str, Hashable] | None = None,
+        own: Mapping[str, Own] | None = None,
     ) -> str:
         """Add a layer and give its parameters their values; return its name.
 
@@ -72,22 +78,32 @@ class FrontendBuilder(GraphBuilder):
             A weight that an earlier layer has already is shared with that layer.
         keys : mapping, optional
             For each role, what is equal for weights that are shared, if not the weight's name.
+        own : mapping, optional
+            For roles whose values are a whole weight of the source, its name there and the order of
+            its axes in the operator's layout, if not those of `own_names` and `orders`.
         """
         keys = keys or {role: source for role, (source, _) in values.items()}
         if not self.is_free(name) or (
             name in self._own_names and not isinstance(operator, Constant)
         ):
             name = self.fresh_name(f"{name}_")
+        if own is None:
+            own = {
+                role: (source, self.orders.get(source, ()))
+                for role, (source, _) in values.items()
+                if source in self._own_names
+            }
         names: dict[str, str] = {}
         new: dict[Hashable, str] = {}
-        for role, (source, _) in values.items():
-            own = source if source in self._own_names else f"{name}.{role}"
-            names[role] = self._owners.get(keys[role]) or new.setdefault(keys[role], own)
+        for role in values:
+            known = self._owners.get(keys[role]) or new.get(keys[role])
+            if known is None:
+                known = self._name_of(own.get(role), f"{name}.{role}", {*new.values()})
+                new[keys[role]] = known
+            names[role] = known
         frozen = [role for role, (source, _) in values.items() if source in self.frozen]
         orders = {
-            role: self.orders[source]
-            for role, (source, _) in values.items()
-            if source in self.orders
+            role: order for role, (given, order) in own.items() if order and names[role] == given
         }
         self.add(name, operator, *inputs, shared=names, frozen=frozen, orders=orders)
         for role, (source, value) in values.items():
@@ -96,6 +112,15 @@ class FrontendBuilder(GraphBuilder):
                 back = self._parameters[names[role]].back
                 self.set_value(names[role], value.transpose(back) if back else value)
                 _refuse_no_numbers(source, value, fixed=source in self.frozen)
+        return name
+
+    def _name_of(self, own: Own | None, name: str, taken: Collection[str]) -> str:
+        """The name of a new parameter: that of the source, else another that no parameter has."""
+        used = {*self._parameters, *taken}
+        if own is not None and own[0] not in used:
+            return own[0]
+        while name in used or name in self._own_names:
+            name += "_"
         return name
 
     def layer(self, name: str) -> Layer | None:

@@ -40,7 +40,7 @@ def learned(graph):
             p.name
             for layer in graph.layers.values()
             for p in layer.parameters
-            if p.spec.trainable and p.name != "logits.weight"
+            if p.spec.trainable and p.name != "head"
         }
     )
 
@@ -80,7 +80,7 @@ def test_products_with_vectors(tmp_path, form):
     def back(value):
         return (value.T if len(of_weight) > 1 else value).reshape(of_weight)
 
-    names = {"w": (name, back), "head": ("logits.weight", lambda v: v)}
+    names = {"w": (name, back), "head": ("head", lambda v: v)}
     gradients_agree(graph, run, names, x=x)
     step_agrees(graph, x=x)
 
@@ -172,7 +172,7 @@ def test_operators(tmp_path, name):
     weights = used(nodes)
     graph = whole(tmp_path / "m.onnx", nodes, shape, weights, opset=opset)
     floats = [value for value in weights.values() if value.dtype == np.float32]
-    head = graph.values["logits.weight"].size
+    head = graph.values["head"].size
     assert graph.totals.parameters == head + sum(value.size for value in floats)
     step_agrees(graph, x=random(*shape, seed=1))
 
@@ -206,8 +206,8 @@ def test_einsum(tmp_path, equation, shape, other):
         found = torch.einsum(equation, *(given[name] for name in inputs))
         return found.flatten(1) @ head.T
 
-    own = {"w": ("w.value", lambda v: v)} if other else {}
-    gradients_agree(graph, run, {"head": ("logits.weight", lambda v: v), **own}, x=x)
+    own = {"w": ("w", lambda v: v)} if other else {}
+    gradients_agree(graph, run, {"head": ("head", lambda v: v), **own}, x=x)
     step_agrees(graph, x=x)
 
 

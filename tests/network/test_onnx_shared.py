@@ -159,22 +159,22 @@ def test_batch_norm_whose_inputs_are_one_initializer(tmp_path, form):
     assert verify(graph).verified
     scale, shift, mean, variance = inputs
     statistics = {"running_mean": weights[mean], "running_var": weights[variance]}
-    for name, value in graph.values.items():
-        role = name.rpartition(".")[2]
-        np.testing.assert_array_equal(value, statistics.get(role, value))
+    names = {p.spec.role: p.name for layer in graph.layers.values() for p in layer.parameters}
+    for role, value in statistics.items():
+        np.testing.assert_array_equal(graph.values[names[role]], value)
 
     def run(x, v, one, two=None):
         norm = torch.nn.functional.batch_norm(x, None, None, one, one if two is None else two, True)
         return norm @ v.T
 
-    names = {"v": ("head.weight", lambda v: v), "one": (f"{scale}.value", lambda v: v)}
+    learned = {"v": ("v", lambda v: v), "one": (scale, lambda v: v)}
     if scale != shift:
-        names["one"] = ("norm.weight", lambda v: v)
-        names["two"] = ("norm.bias", lambda v: v)
-    gradients_agree(graph, run, names, x=X)
+        learned["two"] = (shift, lambda v: v)
+    gradients_agree(graph, run, learned, x=X)
     after = step_agrees(graph, x=X)
-    (name,) = (each for each in after if each.endswith("running_mean"))
-    np.testing.assert_allclose(after[name], 0.9 * weights[mean] + 0.1 * X.mean(0), atol=1e-5)
+    np.testing.assert_allclose(
+        after[names["running_mean"]], 0.9 * weights[mean] + 0.1 * X.mean(0), atol=1e-5
+    )
 
 
 def test_layer_norm_whose_scale_and_shift_are_one_initializer(tmp_path):
@@ -187,7 +187,7 @@ def test_layer_norm_whose_scale_and_shift_are_one_initializer(tmp_path):
     assert graph.totals.parameters == N + 5 * N
     assert verify(graph).verified
     norm = torch.nn.functional.layer_norm
-    names = {"v": ("head.weight", lambda v: v), "w": ("w.value", lambda v: v)}
+    names = {"v": ("v", lambda v: v), "w": ("w", lambda v: v)}
     gradients_agree(graph, lambda x, v, w: norm(x, (N,), w, w) @ v.T, names, x=X)
     step_agrees(graph, x=X)
 
@@ -253,7 +253,36 @@ def test_prelu_learns_the_slopes_that_there_are(tmp_path, shape):
     def run(x, s, v):
         return torch.where(x < 0, x * s, x).flatten(1) @ v.T
 
-    (own,) = (name for name in graph.values if name != "head.weight")
-    names = {"s": (own, lambda v: v.reshape(shape)), "v": ("head.weight", lambda v: v)}
+    (own,) = graph.values.keys() - {"v"}
+    names = {"s": (own, lambda v: v.reshape(shape)), "v": ("v", lambda v: v)}
     gradients_agree(graph, run, names, x=x)
     step_agrees(graph, x=x)
+
+
+def test_parameters_have_the_names_and_layouts_of_initializers(tmp_path):
+    """Transposed ones, too; other names are not those of initializers, of layers or twice there."""
+    nodes = [
+        node("MatMul", ["x", "w"], ["a"], name="one.weight"),
+        node("Add", ["a", "two"], ["b"], name="one"),
+        node("Slice", ["wide", "zero", "n"], ["part"]),
+        node("Gemm", ["b", "part"], ["c"], transB=1, name="two"),
+        node("Gemm", ["c", "two.weight"], ["y"], transB=1, name="w"),
+    ]
+    weights = {
+        "w": random(N, N), "two": random(N, seed=2), "wide": random(2 * N, N, seed=3),
+        "two.weight": random(5, N, seed=4), "zero": np.array([0]), "n": np.array([N]),
+    }  # fmt: skip
+    graph = imported(tmp_path / "m.onnx", nodes, weights, x=X)
+    for name in ("w", "two", "two.weight"):
+        np.testing.assert_array_equal(graph.values[name], weights[name], err_msg=name)
+    (other,) = graph.values.keys() - {"w", "two", "two.weight"}
+    np.testing.assert_array_equal(graph.values[other], weights["wide"][:N])
+    assert not graph.values.keys() & graph.layers.keys()
+    assert verify(graph).verified
+
+    def run(x, w, two, wide, head):
+        return (x @ w + two) @ wide[:N].T @ head.T
+
+    names = {"w": "w", "two": "two", "wide": other, "head": "two.weight"}
+    gradients_agree(graph, run, {key: (name, lambda v: v) for key, name in names.items()}, x=X)
+    step_agrees(graph, x=X)

@@ -14,6 +14,7 @@ take views of it (transposed, sliced), which numpy describes by first byte, shap
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import permutations
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from fpgapipe.network.frontends.builder import Own
     from fpgapipe.network.frontends.onnx.onnx_constants import Constants
 
 MOST_WORK = 10_000
@@ -155,6 +157,27 @@ class Readings:
                 raise ReadTwoWays(origins)
             known.append((way, part))
         return way
+
+    def own(self, value: Value) -> Own | None:
+        """The tensor that a parameter is as a whole, and the order in which its axes are read.
+
+        None if the parameter is a part of a tensor, or is made of one.
+        """
+        if isinstance(value, Made) or self._constants.get(value[0]) is None:
+            return None
+        name, view = value
+        way = self._way(name, view)
+        whole = self._constants.get(way.tensor)
+        assert whole is not None
+        if self._is_plain(way):
+            return way.tensor, ()
+        if self._constants.origins(way.tensor) != {way.tensor} or view.ndim != whole.ndim:
+            return None
+        for order in permutations(range(view.ndim)):
+            turned = whole.transpose(order)
+            if way.place == (0, turned.shape, turned.strides):
+                return way.tensor, order
+        return None
 
     def _way(self, name: str, part: NDArray[np.generic], how: str = "") -> _Way:
         """How a view of a tensor's values is read; that of an initializer if it is a view of it."""

@@ -106,7 +106,8 @@ class Translation:
         consumers: Counter[str],
         apart: Collection[str] = (),
     ) -> None:
-        self.builder = FrontendBuilder(name, batch)
+        self._initializers = frozenset(each.name for each in graph.initializer)
+        self.builder = FrontendBuilder(name, batch, self._initializers)
         self.readings = Readings(constants, apart)
         self.masks = Masks(self.builder)
         self.opset = opset
@@ -122,6 +123,7 @@ class Translation:
         """Integers of weights that the translation has quantised."""
         self.makers = {name: node for node in graph.node for name in node.output if name}
         """The node that gives each tensor."""
+        self._reads = Counter(each for node in graph.node for each in node.input)
         for node in graph.node:
             for each in set(node.input):
                 self._readers.setdefault(each, []).append(node)
@@ -291,8 +293,20 @@ class Translation:
             role: self.readings.key(role, value, learned=role in learned)
             for role, value in values.items()
         }
-        own = {role: (value[0], value[1]) for role, value in values.items()}
-        return self.builder.add_with_values(name, operator, *inputs, values=own, keys=keys)
+        # What is not learned leaves the initializer's name to what may be learned of it.
+        own = {
+            role: self.readings.own(value)
+            for role, value in values.items()
+            if role in learned or self._reads[value[0]] == 1
+        }
+        return self.builder.add_with_values(
+            name,
+            operator,
+            *inputs,
+            values={role: (value[0], value[1]) for role, value in values.items()},
+            keys=keys,
+            own={role: one for role, one in own.items() if one and one[0] in self._initializers},
+        )
 
     def fixed(self, name: str, value: NDArray[np.generic]) -> str:
         """Add a layer that gives fixed numbers."""
