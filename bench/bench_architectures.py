@@ -14,8 +14,11 @@ against its module in FP64, and its training step in the bit-exact model is comp
 the core's number formats: the loss, and each gradient by its norm. Rounding differs now and then,
 and a deep network amplifies that, so PyTorch also runs a step from weights that differ in their
 last bits. A gradient is wrong if it is off by more than a tenth and by more than ten times as much
-as those bits change it; where they change one by more than a hundredth, the verdict is "sensitive",
-and such a step says little. Exits with 1 if a network is wrong.
+as those bits change it. Where they change one by more than a hundredth, and one is off by more than
+that, the network is sensitive, and such a step says little. Then the program of each distinct group
+of its layers is compared with PyTorch, as ``build`` does, and the verdict is "right by units"; it
+is "sensitive" if groups are left that cannot be compared, and they are named with the reasons.
+Exits with 1 if a network is wrong.
 
 Needs the packages of the families, torchvision, timm and transformers, which are no requirements of
 fpgapipe. An environment of their own keeps them away from its pins::
@@ -47,12 +50,13 @@ from fpgapipe.host.backends.base import StepRunner
 from fpgapipe.host.backends.model import ModelBackend
 from fpgapipe.host.backends.torch_backend import TorchBackend
 from fpgapipe.host.backends.verification import TOLERANCES, verify
+from fpgapipe.host.runtime.program_check import Limits, verify_units
 from fpgapipe.hw.hls_models.numerics.element_format import FP32
 from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec, ScratchpadSpec, VectorSpec
 from fpgapipe.lowering.program.pipeline import build_pipeline
 from fpgapipe.lowering.program.step import build_step
 from fpgapipe.lowering.schedule.tasks import single_device
-from fpgapipe.lowering.units.network_units import refusals_of
+from fpgapipe.lowering.units.network_units import refusals_of, units_of
 from fpgapipe.lowering.units.step_options import StepOptions, scalar_bits
 from fpgapipe.network.frontends.torch.torch_program import from_torch
 from fpgapipe.network.graph import Graph
@@ -92,8 +96,10 @@ CORE = CoreSpec(32, 32, scratchpad=ScratchpadSpec(8, 1 << 18), vector=VectorSpec
 
 OFF = 0.1
 """Largest relative difference of a gradient, or of the loss."""
-SENSITIVE, FACTOR = 0.01, 10
+MUCH, FACTOR = 0.01, 10
 """Change by the last bits of the weights that is much, and by how much more rounding may change."""
+SENSITIVE = "sensitive"
+"""Verdict on a network of which a step says little."""
 LAST_BITS = 2.0**-22
 LEAST = 1e-3
 """Least norm of a gradient that is compared, relative to the largest norm."""
@@ -101,6 +107,8 @@ PARAMETERS_IN_FP64 = 100_000_000
 
 
 OPTIONS = StepOptions(activations=FP32)
+LIMITS = Limits(time_s=600, macs=4_000_000_000, elements=60_000_000)
+"""How much of a sensitive network is compared in groups of layers."""
 
 
 class WrongError(Exception):
@@ -125,6 +133,8 @@ def judge_step(example: Example) -> dict[str, Any]:
         if not verified.verified:
             raise WrongError(str(verified))
         found |= compare_step(graph)
+        if found["verdict"] == SENSITIVE:
+            found |= compare_units(graph)
     except WrongError as error:
         found |= {"verdict": "WRONG", "reasons": [str(error)]}
     except (UserError, NotImplementedError) as error:
@@ -174,7 +184,7 @@ def compare_step(graph: Graph) -> dict[str, Any]:
         "loss": [loss, expected_loss],
         "worst_gradient": {worst: errors[worst]},
         "most_changed": max(changes.values()),
-        "verdict": "sensitive" if max(changes.values()) > SENSITIVE else "right",
+        "verdict": SENSITIVE if min(max(changes.values()), errors[worst]) > MUCH else "right",
     }
     if not abs(loss - expected_loss) <= OFF * max(1.0, abs(expected_loss)):
         raise WrongError(f"loss {loss:.4f} for {expected_loss:.4f}")
@@ -185,6 +195,29 @@ def compare_step(graph: Graph) -> dict[str, Any]:
             f"weights change by {changes[wrong[-1]]:.3g}; {len(wrong)} of {len(errors)} are wrong"
         )
     return found
+
+
+def compare_units(graph: Graph) -> dict[str, Any]:
+    """Compare the program of each distinct group of layers with PyTorch.
+
+    Raises
+    ------
+    WrongError
+        If one computes something else.
+    """
+    begin = time.perf_counter()
+    try:
+        found = verify_units(
+            graph, units_of(graph), dict.fromkeys(graph.layers, CORE), OPTIONS, limits=LIMITS
+        )
+    except UserError as error:
+        raise WrongError(str(error)) from None
+    return {
+        "verdict": SENSITIVE if found.unverified else "right by units",
+        "units": found.compared,
+        "unverified": found.unverified,
+        "units_s": time.perf_counter() - begin,
+    }
 
 
 def reference(graph: Graph, values: Mapping[str, NDArray[np.float32]]) -> TorchBackend:

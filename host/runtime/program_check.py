@@ -16,7 +16,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import time
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -37,21 +37,32 @@ from fpgapipe.partition.pricing.plan_cores import core_specs
 from fpgapipe.partition.schedule.schedule_kinds import make_schedule
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable, Mapping
     from pathlib import Path
 
     from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec
     from fpgapipe.lowering.units.unit import Unit
     from fpgapipe.partition.plan import Plan
 
-LIMIT_S = 15.0
-"""Time for the comparisons of a build, after which none is begun, s."""
 
-MOST_MACS = 200_000_000
-"""Most multiply-accumulates of a forward pass that is compared."""
+@dataclass(frozen=True)
+class Limits:
+    """How much is compared.
 
-MOST_ELEMENTS = 4_000_000
-"""Most elements of parameters, and of inputs and results together, that are compared."""
+    Attributes
+    ----------
+    time_s : float
+        Time after which no comparison is begun, s.
+    macs : int
+        Most multiply-accumulates of a forward pass that is compared.
+    elements : int
+        Most elements of parameters, and of inputs and results together, that are compared.
+    """
+
+    time_s: float = 15.0
+    macs: int = 200_000_000
+    elements: int = 4_000_000
+
 
 SAMPLES = 2
 """Most samples, where no layer has their number in its settings."""
@@ -63,6 +74,9 @@ NOTE = "verification.json"
 """File of a build folder that says what was verified; it is not part of the manifest."""
 
 MAX_NOTE_BYTES = 1 << 20
+
+LIMITS = Limits()
+"""How much a build compares."""
 
 SHRINKS = (
     ops.Activation,
@@ -131,7 +145,7 @@ def verify_programs(
     graph: Graph,
     options: StepOptions,
     *,
-    limit_s: float = LIMIT_S,
+    limits: Limits = LIMITS,
     clock: Callable[[], float] = time.monotonic,
 ) -> Verification:
     """Compare the programs of a plan's layers with PyTorch.
@@ -143,8 +157,7 @@ def verify_programs(
         Network for one micro-batch.
     options : StepOptions
         Options of the programs.
-    limit_s : float
-        Time after which no comparison is begun.
+    limits : Limits
     clock : callable
         Present time, s.
 
@@ -161,21 +174,52 @@ def verify_programs(
         for name in stage.layers
     }
     degrees = plan.layer_degrees if plan.degrees is not None else {}
+    cut = {name for name, parts in degrees.items() if parts.num_devices != parts.sample}
+    whole = [unit for unit in units_of(graph) if unit.name not in cut]
+    found = verify_units(graph, whole, cores, options, limits=limits, clock=clock)
+    names = [unit.name for unit in units_of(graph) if unit.name in cut]
+    unverified = dict.fromkeys(names, "cut over devices") | found.unverified
+    return replace(found, unverified=unverified)
+
+
+def verify_units(
+    graph: Graph,
+    units: Iterable[Unit],
+    cores: Mapping[str, CoreSpec],
+    options: StepOptions,
+    *,
+    limits: Limits = LIMITS,
+    clock: Callable[[], float] = time.monotonic,
+) -> Verification:
+    """Compare the programs of groups of layers with PyTorch, equal ones once.
+
+    Parameters
+    ----------
+    graph : Graph
+        Network for one micro-batch.
+    units : iterable of Unit
+        Groups of its layers.
+    cores : mapping of str to CoreSpec
+        The core of each of them, by its name.
+    options, limits, clock
+        See `verify_programs`.
+
+    Raises
+    ------
+    UserError
+        If the program of a layer computes something else; the message names the layer.
+    """
     unverified: dict[str, str] = {}
     asked: dict[str, tuple[Unit, Graph, CoreSpec]] = {}
-    for unit in units_of(graph):
-        parts = degrees.get(unit.name)
-        if parts is not None and parts.num_devices != parts.sample:
-            unverified[unit.name] = "cut over devices"
-            continue
+    for unit in units:
         try:
-            alone = alone_of(graph, unit)
+            alone = alone_of(graph, unit, limits)
         except (NotImplementedError, ValueError, UserError) as error:
             unverified[unit.name] = str(error)
             continue
         core = cores[unit.name]
         asked.setdefault(f"{graph_json.to_json(alone)}\n{core}", (unit, alone, core))
-    until = clock() + limit_s
+    until = clock() + limits.time_s
     compared = 0
     for unit, alone, core in sorted(asked.values(), key=lambda each: each[1].totals.macs):
         own = StepOptions(
@@ -192,7 +236,7 @@ def verify_programs(
         }
         outcome = remembered("programs", SOURCES, question, find)
         if outcome is None:
-            unverified[unit.name] = f"the {limit_s:g} s for it were over"
+            unverified[unit.name] = f"the {limits.time_s:g} s for it were over"
         elif outcome["refused"]:
             unverified[unit.name] = outcome["refused"]
         elif outcome["wrong"]:
@@ -246,7 +290,7 @@ def compare(graph: Graph, core: CoreSpec, options: StepOptions) -> dict[str, str
 # ---------------------------------------------------------------------- a unit as a network
 
 
-def alone_of(graph: Graph, unit: Unit) -> Graph:
+def alone_of(graph: Graph, unit: Unit, limits: Limits = LIMITS) -> Graph:
     """A network of the layers of a unit, with a learned tensor added before and behind.
 
     Raises
@@ -262,7 +306,8 @@ def alone_of(graph: Graph, unit: Unit) -> Graph:
     else:
         raise ValueError("it cannot be taken out alone")
     sizes = [each.output.elements for each in found.layers.values()]
-    if found.totals.macs > MOST_MACS or found.totals.parameters + sum(sizes) > MOST_ELEMENTS:
+    elements = found.totals.parameters + sum(sizes)
+    if found.totals.macs > limits.macs or elements > limits.elements:
         raise ValueError("too large to compare")
     return found
 

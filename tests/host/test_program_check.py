@@ -9,7 +9,7 @@ from build_cases import cluster_of, request_for, tiny
 from fpgapipe.errors import UserError
 from fpgapipe.host.build.build import open_build
 from fpgapipe.host.runtime import program_check
-from fpgapipe.host.runtime.program_check import Verification, verify_programs
+from fpgapipe.host.runtime.program_check import Limits, Verification, verify_programs
 from fpgapipe.lowering.units.network_units import units_of
 from fpgapipe.lowering.units.step_options import StepOptions
 from fpgapipe.network.zoo.layers import Network
@@ -39,13 +39,13 @@ def own_cache(tmp_path, monkeypatch):
 
 def test_right_programs_are_compared_once(monkeypatch):
     plan, graph, options = planned(tiny)
-    found = verify_programs(plan, graph, options, limit_s=1e9)
+    found = verify_programs(plan, graph, options, limits=Limits(1e9))
     assert not found.skipped
     assert found.compared >= 3
     assert found.compared + len(found.unverified) <= len(units_of(graph))
     assert str(found).startswith(f"programs verified: {found.compared} groups of layers")
     monkeypatch.setattr(program_check, "compare", lambda *given: pytest.fail("asked again"))
-    assert verify_programs(plan, graph, options, limit_s=1e9) == found
+    assert verify_programs(plan, graph, options, limits=Limits(1e9)) == found
 
 
 def test_a_wrong_program_is_refused_by_its_layers_name(monkeypatch):
@@ -64,13 +64,13 @@ def test_a_wrong_program_is_refused_by_its_layers_name(monkeypatch):
 
     monkeypatch.setattr(program_check, "build_pipeline", wrong)
     with pytest.raises(UserError, match=r"^layer 'conv2': its program computes something else"):
-        verify_programs(plan, graph, options, limit_s=1e9)
+        verify_programs(plan, graph, options, limits=Limits(1e9))
 
 
 def test_what_there_is_no_time_for_is_named():
     plan, graph, options = planned(tiny)
     times = iter(range(1000))
-    found = verify_programs(plan, graph, options, limit_s=1.5, clock=lambda: next(times))
+    found = verify_programs(plan, graph, options, limits=Limits(1.5), clock=lambda: next(times))
     assert found.compared == 1
     assert set(found.unverified.values()) == {"the 1.5 s for it were over"}
     assert "(the 1.5 s for it were over)" in str(found)

@@ -1,0 +1,89 @@
+"""The verdicts of bench/bench_architectures.py on a training step of a public network."""
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from fpgapipe.host.runtime import program_check
+
+torch = pytest.importorskip("torch", reason="needs the torch extra")
+
+BENCH = Path(__file__).parents[2] / "bench"
+sys.path.insert(0, str(BENCH))
+try:
+    import bench_architectures as bench
+    from architectures import Example
+finally:
+    sys.path.remove(str(BENCH))
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("FPGAPIPE_CACHE", str(tmp_path / "cache"))
+
+
+def made():
+    layers = torch.nn.Sequential(
+        torch.nn.Conv2d(3, 32, 3), torch.nn.ReLU(), torch.nn.Conv2d(32, 32, 3, padding=1, groups=4),
+        torch.nn.ReLU(), torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten(), torch.nn.Linear(32, 5),
+    )  # fmt: skip
+    return layers, (torch.randn(2, 3, 8, 8),)
+
+
+EXAMPLE = Example("other", "grouped", made, made)
+
+
+def amplify_rounding(monkeypatch):
+    """Both the model's gradients and those of disturbed weights are half as large again."""
+    real, calls = bench.stepped, []
+
+    def stepped(*given):
+        loss, gradients = real(*given)
+        calls.append(loss)
+        share = 1 if len(calls) == 2 else 1.5
+        return loss, {name: share * each for name, each in gradients.items()}
+
+    monkeypatch.setattr(bench, "stepped", stepped)
+
+
+def test_a_right_step_is_right():
+    assert bench.judge_step(EXAMPLE)["verdict"] == "right"
+
+
+def test_groups_of_layers_decide_on_a_sensitive_network(monkeypatch):
+    """The verdict was "sensitive", with which nothing was decided."""
+    amplify_rounding(monkeypatch)
+    found = bench.judge_step(EXAMPLE)
+    assert found["verdict"] == "right by units"
+    assert found["units"] >= 4
+    assert not found["unverified"]
+
+
+def test_a_sensitive_network_with_a_wrong_program_is_wrong(monkeypatch):
+    """The program of the grouped convolution pads at the wrong side."""
+    amplify_rounding(monkeypatch)
+    real = program_check.build_pipeline
+
+    def off(layer):
+        if getattr(layer.operator, "groups", 1) == 1:
+            return layer
+        return replace(layer, operator=replace(layer.operator, padding=((2, 0), (1, 1))))
+
+    def wrong(graph, *given, **named):
+        layers = {name: off(layer) for name, layer in graph.layers.items()}
+        return real(replace(graph, layers=layers), *given, **named)
+
+    monkeypatch.setattr(program_check, "build_pipeline", wrong)
+    found = bench.judge_step(EXAMPLE)
+    assert found["verdict"] == "WRONG"
+    assert "its program computes something else than PyTorch" in found["reasons"][0]
+
+
+def test_what_cannot_be_compared_leaves_a_network_sensitive(monkeypatch):
+    amplify_rounding(monkeypatch)
+    monkeypatch.setattr(bench, "LIMITS", program_check.Limits(elements=100))
+    found = bench.judge_step(EXAMPLE)
+    assert found["verdict"] == "sensitive"
+    assert set(found["unverified"].values()) == {"too large to compare"}
