@@ -326,19 +326,21 @@ def _alone(graph: Graph, unit: Unit, function: str) -> Graph:
         )
         return builder.add(f"{name}.changed", ops.Binary(function), name, constant)
 
-    def given(name: str, tensor: Tensor) -> str:
+    def given(name: str, tensor: Tensor) -> None:
         if name not in names:
             shape = _smaller(unit, tensor.shape) if small else tensor.shape
             own = builder.input(f"x{len(names)}", tensor.with_shape(shape))
             names[name] = add(own) if tensor.dtype.is_float else own
-        return names[name]
 
+    # All inputs come before the first layer, since layers run together if nothing is in between.
+    inner = {layer.name for layer in unit.layers}
+    for layer in unit.layers:
+        for name, tensor in zip(layer.inputs, layer.input_tensors, strict=True):
+            if name not in inner:
+                given(name, tensor)
     shared: dict[str, str] = {}
     for number, layer in enumerate(unit.layers):
-        inputs = [
-            names[name] if name in names else given(name, tensor)
-            for name, tensor in zip(layer.inputs, layer.input_tensors, strict=True)
-        ]
+        inputs = [names[name] for name in layer.inputs]
         own = {
             each.spec.role: shared.setdefault(each.name, f"p{len(shared)}")
             for each in layer.parameters

@@ -76,6 +76,21 @@ def test_what_there_is_no_time_for_is_named():
     assert "(the 1.5 s for it were over)" in str(found)
 
 
+def test_a_normalisation_and_the_sum_behind_it_are_compared():
+    """What was added came between the two, so that they did not run together."""
+
+    def residual(batch):
+        net = Network("residual", batch)
+        x = net.conv(net.image(3, 5, 5), 8, 3, padding=1)
+        x = net.plus(net.batch_norm(net.conv(x, 8, 3, padding=1)), x)
+        net.linear(net.flatten(net.global_average_pool(x)), 5)
+        return net.build()
+
+    plan, graph, options = planned(residual)
+    assert ["batch_norm", "add"] in [[each.op for each in unit.layers] for unit in units_of(graph)]
+    assert not verify_programs(plan, graph, options, limits=Limits(1e9)).unverified
+
+
 def test_the_note_of_a_build(tmp_path):
     assert Verification.read(tmp_path).skipped
     note = Verification(3, {"fc1": "too large to compare"})
