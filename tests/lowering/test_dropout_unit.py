@@ -47,6 +47,22 @@ def test_a_step_is_that_of_pytorch(activations):
     assert_step_is_that_of_pytorch(dropped(4), activations, near=2e-2, cancelled=2e-6)
 
 
+def test_axes_of_one_element_are_dropped_either_way():
+    """Stochastic depth of images of one pixel, which names the channels alone, was refused."""
+
+    def single(batch):
+        net = Network("single", batch)
+        x = net.conv(net.image(3, 3, 3), 10, 3)
+        for number, axes in enumerate([(1,), (1, 3), (1, 2, 3), (2,), (2, 3)]):
+            x = net.add(f"drop{number}", ops.Dropout(0.2, axes), net.conv(x, 10, 1))
+        x = net.reshape(x, batch, 1, 2, 5)
+        x = net.add("elements", ops.Dropout(0.2, (1,)), net.relu(x))
+        net.linear(net.flatten(x), 5)
+        return net.build()
+
+    assert_step_is_that_of_pytorch(single(6), FP32, near=2e-2, cancelled=2e-6)
+
+
 @pytest.mark.parametrize("axes", [(0,), (2,), (1, 2), (0, 1, 2, 3)])
 def test_other_axes_are_refused(axes):
     net = Network("axes", 2)

@@ -56,19 +56,30 @@ class DropoutUnit(Unit):
         return tuple(1 if axis in together else n for axis, n in enumerate(self.out_shape))
 
     @property
+    def is_of_elements(self) -> bool:
+        """Whether each element has a random number of its own."""
+        return self.drawn_shape == self.out_shape
+
+    @property
     def axes(self) -> int:
-        """Number of first axes whose elements have random numbers of their own."""
-        rank = len(self.out_shape)
-        return rank - len({axis % rank for axis in self._operator.together})
+        """Number of first axes whose elements have random numbers of their own.
+
+        An axis of one element may count either way.
+        """
+        drawn = (axis for axis, size in enumerate(self.drawn_shape) if size > 1)
+        return max(drawn, default=0) + 1
 
     def check(self, *, train: bool) -> None:
         """See `Unit`."""
         if not (train and self.rate):
             return
         kept_of(self.rate)
-        rank = len(self.out_shape)
-        together = sorted({axis % rank for axis in self._operator.together})
-        if together and (self.axes not in (1, 2) or together != [*range(self.axes, rank)]):
+        if self.is_of_elements:
+            return
+        first = self.axes
+        if first > 2 or self.drawn_shape[:first] != self.out_shape[:first]:
+            rank = len(self.out_shape)
+            together = sorted({axis % rank for axis in self._operator.together})
             raise NotImplementedError(
                 "dropout must drop single elements, channels or samples, not all along axes "
                 f"{together} of {list(self.out_shape)}"
@@ -76,7 +87,7 @@ class DropoutUnit(Unit):
 
     def wants(self, given: Mapping[str, Layout], rigid: Collection[str]) -> dict[str, Layout]:
         """See `Unit`."""
-        if self._operator.together and self.rate and self.axes == 2:
+        if self.rate and self.axes == 2 and not self.is_of_elements:
             return {self.inputs[0]: channels_last(self.out_shape)}
         return super().wants(given, rigid)
 
@@ -97,7 +108,7 @@ class DropoutUnit(Unit):
         return Draw(self.rate, self.stream, step.random_key, step.random_vectors(count))
 
     def _drop(self, step: MicroBatch, name: str, x: Tensor, y: Tensor) -> None:
-        if not self._operator.together:
+        if self.is_of_elements:
             step.add(drop(name, x, y, step.region, self.draw(step, x.elements)))
             return
         count = prod(self.out_shape[: self.axes])
