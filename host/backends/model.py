@@ -26,15 +26,19 @@ class ModelBackend(Backend):
     pipeline : PipelineProgram
     parameters : mapping of str to array
         Initial parameters.
+    repeats : bool
+        Whether many programs are run, so that machine code pays even for short ones.
     """
 
     name = "model"
 
-    def __init__(self, pipeline: PipelineProgram, parameters: Values) -> None:
+    def __init__(
+        self, pipeline: PipelineProgram, parameters: Values, *, repeats: bool = False
+    ) -> None:
         super().__init__(pipeline)
         self.memories = pipeline.images(parameters)
         self._models = [
-            CoreModel(part.core, memory)
+            CoreModel(part.core, memory, repeats=repeats)
             for part, memory in zip(pipeline.parts, self.memories, strict=True)
         ]
 

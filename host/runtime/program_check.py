@@ -272,7 +272,8 @@ def compare(graph: Graph, core: CoreSpec, options: StepOptions) -> dict[str, str
         return {"wrong": "", "refused": " ".join(str(error).split())[:200]}
     inputs, labels = random_batch(graph, 0, loss=options.loss)
     check = NumericCheck(torch)
-    with np.errstate(all="ignore"), ModelBackend(pipeline, values) as model:
+    model = ModelBackend(pipeline, values, repeats=True)
+    with np.errstate(all="ignore"), model:
         before = model.state()
         if options.train:
             result = model.step(inputs, labels, scalar_bits())
@@ -318,7 +319,8 @@ def alone_of(graph: Graph, unit: Unit, limits: Limits = LIMITS) -> Graph:
 
 
 def _alone(graph: Graph, unit: Unit, function: str) -> Graph:
-    small = all(isinstance(layer.operator, SHRINKS) for layer in unit.layers)
+    ranks = {len(tensor.shape) for layer in unit.layers for tensor in layer.input_tensors}
+    small = len(ranks) == 1 and all(isinstance(each.operator, SHRINKS) for each in unit.layers)
     assert graph.batch is not None
     batch = min(graph.batch, SAMPLES) if small else graph.batch
     builder = GraphBuilder("program", batch)
@@ -332,10 +334,18 @@ def _alone(graph: Graph, unit: Unit, function: str) -> Graph:
         return builder.add(f"{name}.changed", ops.Binary(function), name, constant)
 
     def given(name: str, tensor: Tensor) -> None:
-        if name not in names:
-            shape = _smaller(unit, tensor.shape) if small else tensor.shape
-            own = builder.input(f"x{len(names)}", tensor.with_shape(shape))
-            names[name] = add(own) if tensor.dtype.is_float else own
+        if name in names:
+            return
+        source = graph.layers.get(name)
+        learned = source is not None and isinstance(source.operator, ops.Constant)
+        if learned and tensor.dtype.is_float:  # it has no samples
+            names[name] = builder.add(f"c{len(names)}", ops.Constant(tensor.shape, trainable=True))
+            return
+        shape = _smaller(unit, tensor.shape) if small else tensor.shape
+        own = builder.input(f"x{len(names)}", tensor.with_shape(shape))
+        names[name] = add(own) if tensor.dtype.is_float else own
+        if any(name in each.inputs and _is_of_positive(each.operator) for each in unit.layers):
+            names[name] = builder.add(f"{own}.positive", ops.Unary("exp"), names[name])
 
     # All inputs come before the first layer, since layers run together if nothing is in between.
     inner = {layer.name for layer in unit.layers}
@@ -354,7 +364,23 @@ def _alone(graph: Graph, unit: Unit, function: str) -> Graph:
         names[layer.name] = builder.add(
             f"l{number}", layer.operator, *inputs, shared=own, frozen=frozen
         )
-    return builder.build([add(names[unit.name])])
+    result = add(names[unit.name])
+    tensor = builder.tensor(result)
+    if tensor.shape[0] == batch:
+        return builder.build([result])
+    # The loss needs samples.
+    if tensor.elements % batch == 0:
+        shape = (batch, tensor.elements // batch)
+        return builder.build([builder.add("samples", ops.Reshape(shape), result)])
+    samples = builder.input("samples", tensor.with_shape((batch, *tensor.shape)))
+    return builder.build([builder.add("product", ops.Binary("mul"), samples, result)])
+
+
+def _is_of_positive(operator: ops.Operator) -> bool:
+    """Whether an operator computes numbers of positive numbers only."""
+    if isinstance(operator, ops.Power):
+        return not float(operator.exponent).is_integer()
+    return isinstance(operator, ops.Unary) and operator.function in ("log", "sqrt", "rsqrt")
 
 
 def _smaller(unit: Unit, shape: tuple[int, ...]) -> tuple[int, ...]:

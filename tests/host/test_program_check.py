@@ -12,6 +12,7 @@ from fpgapipe.host.runtime import program_check
 from fpgapipe.host.runtime.program_check import Limits, Verification, verify_programs
 from fpgapipe.lowering.units.network_units import units_of
 from fpgapipe.lowering.units.step_options import StepOptions
+from fpgapipe.network import operators as ops
 from fpgapipe.network.zoo.layers import Network
 from fpgapipe.partition.strategies.data_parallel import plan_data_parallel
 
@@ -88,6 +89,52 @@ def test_a_normalisation_and_the_sum_behind_it_are_compared():
 
     plan, graph, options = planned(residual)
     assert ["batch_norm", "add"] in [[each.op for each in unit.layers] for unit in units_of(graph)]
+    assert not verify_programs(plan, graph, options, limits=Limits(1e9)).unverified
+
+
+def test_what_has_its_samples_elsewhere_is_compared():
+    """A result whose first axis has no samples was refused by the loss, and left out."""
+
+    def heads(batch):
+        net = Network("heads", batch)
+        x = net.linear(net.reshape(net.image(3, 4, 2), batch, 6, 4), 18)
+        x = net.transpose(net.reshape(x, batch, 6, 3, 2, 3), 2, 0, 3, 1, 4)
+        x = net.softmax(net.reshape(x, 3 * batch, 2, 6, 3))
+        net.linear(net.reshape(x, batch, 108), 5)
+        return net.build()
+
+    plan, graph, options = planned(heads)
+    found = verify_programs(plan, graph, options, limits=Limits(1e9))
+    assert found.compared >= 7
+    assert not found.unverified
+
+
+def test_what_is_scaled_by_a_learned_tensor_is_compared():
+    """The scale of the last axis was taken for one of the samples, and shortened as they are."""
+
+    def scaled(batch):
+        net = Network("scaled", batch)
+        x = net.transpose(net.conv(net.image(3, 12, 4), 33, 3, padding=1), 0, 2, 3, 1)
+        scale = net.add("scale", ops.Constant((33,), trainable=True))
+        x = net.transpose(net.add("product", ops.Binary("mul"), scale, x), 0, 3, 1, 2)
+        net.linear(net.flatten(net.global_average_pool(x)), 5)
+        return net.build()
+
+    plan, graph, options = planned(scaled)
+    assert not verify_programs(plan, graph, options, limits=Limits(1e9)).unverified
+
+
+@pytest.mark.parametrize("function", ["log", "sqrt", "rsqrt"])
+def test_functions_of_positive_numbers_are_compared(function):
+    """Random numbers were negative, and the function was left out as one of other numbers."""
+
+    def rooted(batch):
+        net = Network("rooted", batch)
+        x = net.unary(net.linear(net.flatten(net.image(3, 2, 2)), 9), "exp")
+        net.linear(net.unary(x, function), 5)
+        return net.build()
+
+    plan, graph, options = planned(rooted)
     assert not verify_programs(plan, graph, options, limits=Limits(1e9)).unverified
 
 

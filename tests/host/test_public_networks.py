@@ -35,14 +35,14 @@ def made():
 EXAMPLE = Example("other", "grouped", made, made)
 
 
-def amplify_rounding(monkeypatch):
-    """Both the model's gradients and those of disturbed weights are half as large again."""
+def amplify_rounding(monkeypatch, model=1.5, disturbed=1.5):
+    """Multiply the model's gradients, and PyTorch's from disturbed weights."""
     real, calls = bench.stepped, []
 
     def stepped(*given):
         loss, gradients = real(*given)
         calls.append(loss)
-        share = 1 if len(calls) == 2 else 1.5
+        share = (model, 1, disturbed)[len(calls) - 1]
         return loss, {name: share * each for name, each in gradients.items()}
 
     monkeypatch.setattr(bench, "stepped", stepped)
@@ -52,13 +52,24 @@ def test_a_right_step_is_right():
     assert bench.judge_step(EXAMPLE)["verdict"] == "right"
 
 
-def test_groups_of_layers_decide_on_a_sensitive_network(monkeypatch):
-    """The verdict was "sensitive", with which nothing was decided."""
-    amplify_rounding(monkeypatch)
+@pytest.mark.parametrize(("model", "disturbed"), [(1.5, 1.5), (100, 2.5)])
+def test_groups_of_layers_decide_on_a_sensitive_network(monkeypatch, model, disturbed):
+    """The verdict was "sensitive", with which nothing was decided, or "WRONG"."""
+    amplify_rounding(monkeypatch, model, disturbed)
     found = bench.judge_step(EXAMPLE)
     assert found["verdict"] == "right by units"
     assert found["units"] >= 4
     assert not found["unverified"]
+
+
+@pytest.mark.parametrize(
+    ("model", "disturbed"), [(1.5, 1), (1.5, 1.04), (float("nan"), 1), (float("nan"), 2.5)]
+)
+def test_a_wrong_step_is_wrong(monkeypatch, model, disturbed):
+    amplify_rounding(monkeypatch, model, disturbed)
+    found = bench.judge_step(EXAMPLE)
+    assert found["verdict"] == "WRONG"
+    assert "is off by" in found["reasons"][0]
 
 
 def test_a_sensitive_network_with_a_wrong_program_is_wrong(monkeypatch):
