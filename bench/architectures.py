@@ -80,6 +80,47 @@ class Example:
     make_small: Maker
 
 
+MOST_ALIKE = 2
+"""Layers in a row that are alike and are kept."""
+
+
+def leave_out_repeats(module: torch.nn.Module, *, lists: bool) -> int:
+    """Leave out all but the first two of equal layers in a row; return how many are left out.
+
+    Such layers have equal settings and shapes, apart from rates of dropout.
+
+    Parameters
+    ----------
+    module : Module
+        It is changed.
+    lists : bool
+        Whether layers of a ``ModuleList`` are in a row, too; they may be side by side instead.
+    """
+    count = 0
+    for row in list(module.modules()):
+        if not isinstance(row, (torch.nn.Sequential, torch.nn.ModuleList)[: 1 + lists]):
+            continue
+        alike = 0
+        before = ""
+        for name, layer in list(row.named_children()):
+            text = _settings(layer)
+            alike = alike + 1 if text == before else 1
+            before = text
+            if alike > MOST_ALIKE:
+                delattr(row, name)
+                count += 1
+        if isinstance(row, torch.nn.ModuleList):
+            row._modules = {str(number): each for number, each in enumerate(row.children())}
+    return count
+
+
+def _settings(layer: torch.nn.Module) -> str:
+    """Text of a layer that is the same for equal layers."""
+    shapes = [(name, tuple(each.shape)) for name, each in layer.state_dict().items()]
+    kept = re.sub(r"(StochasticDepth|DropPath)\([^)]*\)|Identity\(\)|p=[\d.e-]+", "", repr(layer))
+    return f"{kept}\n{shapes}"
+
+
 # ---------------------------------------------------------------------- torchvision
 
 

@@ -9,17 +9,17 @@ frequent ones first. ``--family NAME`` takes one of the families, ``--only WORD`
 the word in their names, ``--check`` only asks for what is refused. With ``--log FILE`` each verdict
 is a line of the file as soon as it is known, and networks with a line there are not asked again.
 
-With ``--step``, each network has all its channels and small images or short texts; it is verified
-against its module in FP64, and its training step in the bit-exact model is compared with PyTorch in
-the core's number formats: the loss, and each gradient by its norm. Rounding differs now and then,
-and a deep network amplifies that, so PyTorch also runs a step from weights that differ in their
-last bits. A gradient is wrong if it is off by more than a tenth and by more than ten times as much
-as those bits change it. Where they change one by more than a hundredth, and one is off by more than
-that, the network is sensitive, and such a step says little; where they change one by its own norm,
-as they do behind statistics of two values, it says nothing. Then the program of each distinct group
-of its layers is compared with PyTorch, as ``build`` does, and the verdict is "right by units"; it
-is "sensitive" if groups are left that cannot be compared, and they are named with the reasons.
-Exits with 1 if a network is wrong.
+With ``--step``, each network has all its channels and small images or short texts, and two of equal
+layers in a row; it is verified against its module in FP64, and its training step in the bit-exact
+model is compared with PyTorch in the core's number formats: the loss, and each gradient by its
+norm. Rounding differs now and then, and a deep network amplifies that, so PyTorch also runs a step
+from weights that differ in their last bits. A gradient is wrong if it is off by more than a tenth
+and by more than ten times as much as those bits change it. Where they change one by more than a
+hundredth, and one is off by more than that, the network is sensitive, and such a step says little;
+where they change one by its own norm, as they do behind statistics of two values, it says nothing.
+Then the program of each distinct group of its layers is compared with PyTorch, as ``build`` does,
+and the verdict is "right by units"; it is "sensitive" if groups are left that cannot be compared,
+and they are named with the reasons. Exits with 1 if a network is wrong.
 
 Needs the packages of the families, torchvision, timm and transformers, which are no requirements of
 fpgapipe. An environment of their own keeps them away from its pins::
@@ -43,7 +43,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from architectures import FAMILIES, Example
+from architectures import FAMILIES, Example, leave_out_repeats
 from numpy.typing import NDArray
 
 from fpgapipe.errors import UserError
@@ -125,6 +125,8 @@ def judge_step(example: Example) -> dict[str, Any]:
     try:
         torch.manual_seed(0)
         module, inputs = example.make_small()
+        lists = example.family == "transformers"
+        found["left_out"] = leave_out_repeats(module, lists=lists)
         graph = from_torch((module, *inputs), name=example.name)
         found["parameters"] = graph.totals.parameters
         found["macs"] = graph.totals.macs

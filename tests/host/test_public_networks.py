@@ -14,7 +14,7 @@ BENCH = Path(__file__).parents[2] / "bench"
 sys.path.insert(0, str(BENCH))
 try:
     import bench_architectures as bench
-    from architectures import Example
+    from architectures import Example, leave_out_repeats
 finally:
     sys.path.remove(str(BENCH))
 
@@ -98,3 +98,18 @@ def test_what_cannot_be_compared_leaves_a_network_sensitive(monkeypatch):
     found = bench.judge_step(EXAMPLE)
     assert found["verdict"] == "sensitive"
     assert set(found["unverified"].values()) == {"too large to compare"}
+
+
+def test_two_of_equal_layers_in_a_row_are_kept():
+    """Rates of dropout do not make layers differ; sizes, strides and parameters do."""
+    conv = torch.nn.Conv2d
+    rows = torch.nn.Sequential(
+        conv(4, 4, 1), conv(4, 4, 1), conv(4, 4, 1), conv(4, 4, 1, stride=2), conv(4, 4, 1),
+        torch.nn.Dropout(0.1), torch.nn.Dropout(0.2), torch.nn.Dropout(0.3), conv(4, 4, 1),
+    )  # fmt: skip
+    module = torch.nn.Sequential(rows, torch.nn.ModuleList([conv(4, 4, 1) for _ in range(3)]))
+    assert leave_out_repeats(module, lists=False) == 2
+    assert [name for name, _ in rows.named_children()] == ["0", "1", "3", "4", "5", "6", "8"]
+    assert len(module[1]) == 3
+    assert leave_out_repeats(module, lists=True) == 1
+    assert len(module[1]) == 2
