@@ -338,10 +338,10 @@ def _alone(graph: Graph, unit: Unit, function: str) -> Graph:
             return
         source = graph.layers.get(name)
         learned = source is not None and isinstance(source.operator, ops.Constant)
-        if learned and tensor.dtype.is_float:  # it has no samples
-            names[name] = builder.add(f"c{len(names)}", ops.Constant(tensor.shape, trainable=True))
-            return
         shape = _smaller(unit, tensor.shape) if small else tensor.shape
+        if learned and tensor.dtype.is_float:  # it has no samples
+            names[name] = builder.add(f"c{len(names)}", ops.Constant(shape, trainable=True))
+            return
         own = builder.input(f"x{len(names)}", tensor.with_shape(shape))
         names[name] = add(own) if tensor.dtype.is_float else own
         if any(name in each.inputs and _is_of_positive(each.operator) for each in unit.layers):

@@ -116,7 +116,9 @@ def test_what_is_scaled_by_a_learned_tensor_is_compared():
         net = Network("scaled", batch)
         x = net.transpose(net.conv(net.image(3, 12, 4), 33, 3, padding=1), 0, 2, 3, 1)
         scale = net.add("scale", ops.Constant((33,), trainable=True))
-        x = net.transpose(net.add("product", ops.Binary("mul"), scale, x), 0, 3, 1, 2)
+        x = net.add("product", ops.Binary("mul"), scale, x)
+        places = net.add("places", ops.Constant((1, 12, 4, 33), trainable=True))
+        x = net.transpose(net.plus(x, places), 0, 3, 1, 2)
         net.linear(net.flatten(net.global_average_pool(x)), 5)
         return net.build()
 
