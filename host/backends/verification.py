@@ -7,17 +7,17 @@ initial values, since zeros and ones would hide many faults.
 
 from __future__ import annotations
 
-import contextlib
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from fpgapipe.errors import UserError
-from fpgapipe.host.backends.torch_reference import forward, initial_weights, normalised_plainly
+from fpgapipe.host.backends.source_context import in_precision, own_state
+from fpgapipe.host.backends.torch_reference import forward, initial_weights
 from fpgapipe.network import operators as ops
 from fpgapipe.network.frontends.onnx.onnx_reference import Evaluate, evaluator, has_runtime, runtime
 from fpgapipe.network.frontends.source import OnnxSource, TorchSource
@@ -90,7 +90,7 @@ def _first_run(sides: list[_Side], batches: int, modes: Sequence[str]) -> Verifi
     failed = ""
     for compared in sides:
         try:
-            with _own_state(compared.torch, compared.precision), beside_output():
+            with own_state(compared.torch, compared.precision), beside_output():
                 return compared.run(batches, modes)
         except _NotRun as error:
             failed = str(error)
@@ -137,57 +137,6 @@ def verified(graph: Graph, *, train: bool) -> Verification:
 
 class _NotRun(Exception):
     """One of the two sides cannot compute in this precision."""
-
-
-@contextlib.contextmanager
-def _own_state(torch: Any, precision: str) -> Iterator[None]:
-    """Set torch's default type, and restore it and the random state at the end.
-
-    PyTorch's fast path, which gives zeros for positions that a mask hides, is off in between.
-    """
-    before = torch.get_default_dtype()
-    fast = torch.backends.mha.get_fastpath_enabled()
-    with torch.random.fork_rng(devices=[]):
-        torch.set_default_dtype(getattr(torch, precision))
-        torch.backends.mha.set_fastpath_enabled(False)
-        try:
-            yield
-        finally:
-            torch.set_default_dtype(before)
-            torch.backends.mha.set_fastpath_enabled(fast)
-
-
-def _own_norms(torch: Any, module: Any) -> Any:
-    """A context in which a module's normalisations are those that its own element type has.
-
-    RMS norms without an epsilon have that of the type; PyTorch takes the distance between 1 and the
-    next number of the type in which it computes. Batch norms go by `normalised_plainly`.
-    """
-    from torch.overrides import TorchFunctionMode
-
-    types = (each.dtype for each in module.parameters() if each.is_floating_point())
-    epsilon = torch.finfo(next(types, torch.float32)).eps
-    norms = (torch.nn.functional.rms_norm, torch.rms_norm, torch.ops.aten.rms_norm.default)
-    batch_norms = (
-        torch.nn.functional.batch_norm, torch.batch_norm, torch.ops.aten.batch_norm.default
-    )  # fmt: skip
-
-    class OwnNorms(TorchFunctionMode):  # type: ignore[misc]
-        def __torch_function__(
-            self, function: Any, types: Any, args: Any = (), kwargs: Any = None
-        ) -> Any:
-            given = kwargs or {}
-            if function in batch_norms:
-                return normalised_plainly(function, *args, **given)
-            if function not in norms:
-                return function(*args, **given)
-            names = ("input", "normalized_shape", "weight", "eps")
-            given = {"weight": None, "eps": None, **dict(zip(names, args, strict=False)), **given}
-            if given["eps"] is None:
-                given["eps"] = epsilon
-            return function(*(given[name] for name in names))
-
-    return OwnNorms()
 
 
 class _Side(ABC):
@@ -451,7 +400,7 @@ class _Module(_Side):
         }
         torch.manual_seed(index)
         try:
-            with _own_norms(torch, self.source.module):
+            with in_precision(torch, self.source.module, self.dtype):
                 expected = self._flat(
                     torch.func.functional_call(
                         self.source.module,

@@ -320,3 +320,26 @@ def test_the_epsilon_of_an_rms_norm_is_that_of_the_modules_type(run, exported):
     assert found.verified, found.reason
     assert found.precision == "float64"
     assert found.max_error < 1e-9
+
+
+class InFloat32(nn.Module):
+    """Attention and a normalisation that compute in FP32, whatever the type of their inputs."""
+
+    def __init__(self):
+        super().__init__()
+        self.q, self.k, self.v = (nn.Linear(6, 6) for _ in range(3))
+
+    def forward(self, x):
+        scores = self.q(x) @ self.k(x).transpose(1, 2)
+        x = scores.softmax(-1, dtype=torch.float32).to(x.dtype) @ self.v(x)
+        wide = x.float()
+        return wide * torch.rsqrt(wide.to(torch.float32).pow(2).mean(-1, keepdim=True) + 1e-5)
+
+
+def test_parts_in_fp32_are_compared_in_fp64():
+    """The gradient of the keys' bias is zero, and differed by FP32's rounding."""
+    graph = from_torch((InFloat32(), torch.randn(2, 5, 6)), name="fp32")
+    found = verify(graph, batches=1)
+    assert found.verified, found.reason
+    assert found.precision == "float64"
+    assert found.max_error < 1e-9
