@@ -20,18 +20,26 @@ INLINE uint32_t flushed(uint32_t bits) {
     return magnitude < 0x800000 ? bits & sign_bit : magnitude > infinity_bits ? nan_bits : bits;
 }
 
-// A vector near the end of the scratchpad, where its elements wrap around, or of one element.
-__attribute__((noinline)) void read_slowly(const VectorRun& run, int64_t address, int64_t low,
-                                           int64_t high, int64_t format, bool broadcast,
-                                           Lanes& to) {
-    const int64_t size = run.scratchpad_bytes;
-    for (int64_t lane = low; lane < high; ++lane) {
-        const int64_t bytes = format == fp32 ? 4 : 2;
-        const int64_t at = (address & ~int64_t(1)) + (broadcast ? 0 : lane * bytes);
-        uint32_t bits = 0;
+// An element, with a subnormal number flushed; its bytes may wrap around at the scratchpad's end.
+INLINE uint32_t read_element(const VectorRun& run, int64_t at, int64_t format) {
+    const int64_t size = run.scratchpad_bytes, bytes = format == fp32 ? 4 : 2;
+    uint32_t bits = 0;
+    if (at + bytes > size) {
         for (int64_t byte = 0; byte < bytes; ++byte)
             bits |= uint32_t(run.scratchpad[(at + byte) % size]) << 8 * byte;
-        bits = flushed(format == fp32 ? bits : bits << 16);
+    } else {
+        bits = format == fp32 ? load<uint32_t>(run.scratchpad + at)
+                              : load<uint16_t>(run.scratchpad + at);
+    }
+    return flushed(format == fp32 ? bits : bits << 16);
+}
+
+// A vector near the end of the scratchpad, where its elements wrap around.
+__attribute__((noinline)) void read_wrapped(const VectorRun& run, int64_t address, int64_t low,
+                                            int64_t high, int64_t format, Lanes& to) {
+    for (int64_t lane = low; lane < high; ++lane) {
+        const int64_t at = (address & ~int64_t(1)) + lane * (format == fp32 ? 4 : 2);
+        const uint32_t bits = read_element(run, at % run.scratchpad_bytes, format);
         std::memcpy(to.at + lane, &bits, sizeof bits);
     }
 }
@@ -59,14 +67,20 @@ INLINE bool read_vector(const VectorRun& run, int64_t address, int64_t low, int6
                         int64_t format, bool broadcast, Lanes& to) {
     const int64_t size = run.scratchpad_bytes;
     if (high > low && (address < 0 || address >= size)) return false;
+    if (broadcast && format != mxint8 && high > low) {
+        const Words bits = Words{} + read_element(run, address & ~int64_t(1), format);
+        for (int piece = 0; piece < pieces; ++piece)
+            to.put(piece, floats_of(bits & lanes_between(low, high, piece * width)));
+        return true;
+    }
     const int64_t span = format == fp32 ? 4 * lanes : 2 * lanes;
-    if (high <= low || format == mxint8 || broadcast || address + span > size) {
+    if (high <= low || format == mxint8 || address + span > size) {
         std::memset(to.at, 0, sizeof to.at);
         if (high <= low) return true;
         if (format == mxint8)
             read_half(run, address, low, high, to);
         else
-            read_slowly(run, address, low, high, format, broadcast, to);
+            read_wrapped(run, address, low, high, format, to);
         return true;
     }
     const uint8_t* const from = run.scratchpad + (address & ~int64_t(1));
