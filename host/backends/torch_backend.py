@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
     from fpgapipe.host.backends.base import Values
     from fpgapipe.lowering.memory.memory_map import Labels
+    from fpgapipe.lowering.program.sum_orders import SumOrder
     from fpgapipe.lowering.schedule.weight_versions import LateWeights
     from fpgapipe.network.graph import Graph
     from fpgapipe.network.losses import Loss
@@ -53,8 +54,9 @@ class TorchBackend(StepRunner):
     * ``bf16``: PyTorch's autocast. Convolutions and linear layers round both operands and the
       result to BF16 and add up in FP32, in all passes, and the layers after them compute with BF16
       activations. Weights, their gradients, the loss and the update are FP32.
-    * ``mxint8``: the core's number formats (`fpgapipe.host.backends.torch_core`). Only the order
-      of FP32 sums and the last bits of functions differ from the devices.
+    * ``mxint8``: the core's number formats (`fpgapipe.host.backends.torch_core`). Matrix products
+      have the bits of the devices. The order of other FP32 sums, such as those over positions, and
+      the last bits of functions differ.
 
     Steps repeat bit for bit on one machine, because PyTorch is restricted to algorithms that it
     declares deterministic and to a fixed number of threads. Another kind of processor or GPU,
@@ -80,6 +82,9 @@ class TorchBackend(StepRunner):
         Number of threads on a processor; small networks gain nothing from more than one.
     parts : mapping of str to (int, tuple of int), optional
         For ``mxint8``, products that are cut over devices; see `torch_core.CoreNumbers`.
+    orders : mapping of str to sequence of SumOrder, optional
+        For ``mxint8``, the order in which the devices' programs add up products, from
+        `fpgapipe.lowering.program.sum_orders`.
 
     Attributes
     ----------
@@ -109,6 +114,7 @@ class TorchBackend(StepRunner):
         late: LateWeights | None = None,
         threads: int = 1,
         parts: Mapping[str, tuple[int, tuple[int, ...]]] | None = None,
+        orders: Mapping[str, Sequence[SumOrder]] | None = None,
     ) -> None:
         require("torch", "the PyTorch backend")
         if precision not in PRECISIONS:
@@ -139,7 +145,7 @@ class TorchBackend(StepRunner):
         if precision == "mxint8":
             from fpgapipe.host.backends.torch_core import CoreNumbers
 
-            self._core = CoreNumbers(graph, self._options.activations, parts)
+            self._core = CoreNumbers(graph, self._options.activations, parts, orders)
 
     def _places(self, shapes: dict[str, tuple[int, ...]]) -> dict[str, NDArray[np.float32]]:
         """Allocate the memory; return its parts by name."""
@@ -474,6 +480,12 @@ class TorchBackend(StepRunner):
         if self.device.type != "cpu":
             for name, value in self._state.items():
                 value[...] = state[name].cpu().numpy()
+
+
+class TorchMxBackend(TorchBackend):
+    """`TorchBackend` with the precision ``mxint8``, under a name of its own."""
+
+    name = "torch-mx"
 
 
 def _typed(labels: NDArray[Any], loss: Loss) -> NDArray[Any]:

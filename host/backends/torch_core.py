@@ -1,10 +1,10 @@
 """A micro-batch in PyTorch with the core's number formats.
 
 Layers are grouped into units as in a device's program. Operands of matrix products, in all three
-passes, are MXINT8 (`torch_mx`). Activations and their gradients, which a device keeps in memory
-between its kernels, are rounded as on the device. All else is FP32. The functions of the vector
-engine, which are accurate to about one ulp on the device, are PyTorch's functions here, and sums
-are added up in PyTorch's order.
+passes, are MXINT8, and their sums have the core's order (`torch_mx`). Activations and their
+gradients, which a device keeps in memory between its kernels, are rounded as on the device. All
+else is FP32. The functions of the vector engine, which are accurate to about one ulp on the device,
+are PyTorch's functions here, and its sums, such as those over positions, are in PyTorch's order.
 """
 
 from __future__ import annotations
@@ -12,17 +12,23 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
+from itertools import cycle
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.nn import functional
 
+from fpgapipe.host.backends.torch_convolutions import (
+    convolved_volumes,
+    depthwise,
+    transposed_volumes,
+)
 from fpgapipe.host.backends.torch_mx import Product, TransposedProduct
 from fpgapipe.host.backends.torch_recurrent import recurrent
 from fpgapipe.host.backends.torch_reference import arranged, run_layer_late, with_gradients_of
-from fpgapipe.host.backends.torch_volumes import convolved_volumes, transposed_volumes
 from fpgapipe.hw.hls_models.numerics.element_format import BF16, ElementFormat
 from fpgapipe.lowering.products.conv import ConvSpec
+from fpgapipe.lowering.program.sum_orders import SumOrder
 from fpgapipe.lowering.shards.cuts import sizes_of
 from fpgapipe.lowering.units.layers.conv_of_layer import conv_of
 from fpgapipe.lowering.units.layers.depthwise_unit import DepthwiseUnit
@@ -35,6 +41,8 @@ if TYPE_CHECKING:
     from fpgapipe.network.graph import Graph, Layer
 
 Tensors = Mapping[str, torch.Tensor]
+
+PLAIN_ORDERS = (SumOrder(),)
 
 DISTURBANCE = 2.0**-18
 """Size of the disturbances of `CoreNumbers.noise`, relative to each value.
@@ -81,6 +89,9 @@ class CoreNumbers:
         Products that are cut over devices, by layers' names: the axis of the weight, 0 for output
         and 1 for input channels, and the sizes of the parts. Each device rounds its summand of the
         result, or of the input's gradient.
+    orders : mapping of str to sequence of SumOrder, optional
+        From `fpgapipe.lowering.program.sum_orders`, for the programs whose bits products are to
+        have. Without them, arrays have 32 rows and all channels of a tap come together.
 
     Attributes
     ----------
@@ -100,9 +111,11 @@ class CoreNumbers:
         graph: Graph,
         activations: ElementFormat,
         parts: Mapping[str, tuple[int, tuple[int, ...]]] | None = None,
+        orders: Mapping[str, Sequence[SumOrder]] | None = None,
     ) -> None:
         self.noise: torch.Generator | None = None
         self._parts = parts or {}
+        self._orders = orders or {}
         self._graph = graph
         self._units = units_of(graph)
         self._layouts = layouts_of(graph, self._units)
@@ -235,6 +248,7 @@ class CoreNumbers:
                         args.append(value)
                     else:
                         args.append(own[name])
+                orders = self._orders.get(layer.name) or self._orders.get(unit.name) or PLAIN_ORDERS
                 roles: dict[str, torch.Tensor] = {}
                 late: dict[str, torch.Tensor | None] = {}
                 for parameter in layer.parameters:
@@ -249,24 +263,27 @@ class CoreNumbers:
                         parameters[parameter.name] = leaf.requires_grad_()
                     roles[parameter.spec.role] = arranged(parameter, value)
                 is_product = isinstance(layer.operator, ops.Conv | ops.Linear)
-                if is_product and not isinstance(unit, DepthwiseUnit):
+                if isinstance(unit, DepthwiseUnit) and is_product:
+                    result = depthwise(layer, args[0], roles, late)
+                elif is_product:
                     layout = self._layouts.wanted[unit.name][layer.inputs[0]]
                     parts = self._parts.get(layer.name)
-                    result = _product(layer, args[0], roles, layout, parts, self._feature)
+                    given = layout, parts, orders, self._feature
+                    result = _product(layer, args[0], roles, *given)
                     if any(each is not None for each in late.values()):
                         others = roles | {role: x for role, x in late.items() if x is not None}
-                        other = _product(layer, args[0], others, layout, parts, self._feature)
+                        other = _product(layer, args[0], others, *given)
                         result = with_gradients_of(result, other)
                 elif isinstance(layer.operator, ops.ConvTranspose):
-                    result = _transposed(layer, args[0], roles, late)
+                    result = _transposed(layer, args[0], roles, late, orders[0])
                 elif isinstance(layer.operator, ops.Recurrent):
-                    result = recurrent(layer, args, roles, late, self._feature)
+                    result = recurrent(layer, args, roles, late, self._feature, orders[0])
                 elif isinstance(layer.operator, ops.Embedding):
-                    result = _embedded(layer, args[0], roles, late)
+                    result = _embedded(layer, args[0], roles, late, orders[0])
                 elif isinstance(layer.operator, ops.Select):
-                    result = _selected_entries(layer, args[0])
+                    result = _selected_entries(layer, args[0], orders[0])
                 elif isinstance(layer.operator, ops.MatMul):
-                    result = _matrices(*args)
+                    result = _matrices(args[0], args[1], orders[0])
                 elif isinstance(layer.operator, ops.Dropout) and layer.name in factors:
                     result = args[0] * factors[layer.name]
                 else:
@@ -406,31 +423,34 @@ def _product(
     roles: Tensors,
     layout: Layout,
     parts: tuple[int, tuple[int, ...]] | None,
+    orders: Sequence[SumOrder],
     rounding: Callable[[torch.Tensor], torch.Tensor],
 ) -> torch.Tensor:
-    """Compute a convolution or linear layer with its bias."""
+    """Compute a convolution or linear layer with its bias; each part has an order of its own."""
     weight, bias = roles["weight"], roles.get("bias")
     operator = layer.operator
     one = _convolved if isinstance(operator, ops.Conv) else _multiplied
     if isinstance(operator, ops.Conv) and operator.groups > 1:
         groups = operator.groups
         pairs = zip(x.chunk(groups, 1), weight.chunk(groups, 0), strict=True)
-        y = torch.cat([one(layer, *some, layout) for some in pairs], 1)
+        y = torch.cat([one(layer, *some, layout, orders[0]) for some in pairs], 1)
     elif parts is None:
-        y = one(layer, x, weight, layout)
+        y = one(layer, x, weight, layout, orders[0])
     elif parts[0] == 0:
         # Each part gives a summand of the input's gradient.
         y = torch.cat(
             [
-                one(layer, _RoundedGradient.apply(x, rounding), some, layout)
-                for some in weight.split(parts[1], 0)
+                one(layer, _RoundedGradient.apply(x, rounding), some, layout, order)
+                for some, order in zip(weight.split(parts[1], 0), cycle(orders), strict=False)
             ],
             1,
         )
     else:
         summands = [
-            _Rounded.apply(one(layer, *some, layout), rounding)
-            for some in zip(x.split(parts[1], 1), weight.split(parts[1], 1), strict=True)
+            _Rounded.apply(one(layer, images, some, layout, order), rounding)
+            for images, some, order in zip(
+                x.split(parts[1], 1), weight.split(parts[1], 1), cycle(orders), strict=False
+            )
         ]
         y = torch.cat(list(_scattered(summands, rounding)), 1)
     if bias is not None:
@@ -439,7 +459,11 @@ def _product(
 
 
 def _transposed(
-    layer: Layer, x: torch.Tensor, roles: Tensors, late: Mapping[str, torch.Tensor | None]
+    layer: Layer,
+    x: torch.Tensor,
+    roles: Tensors,
+    late: Mapping[str, torch.Tensor | None],
+    order: SumOrder,
 ) -> torch.Tensor:
     """Compute a transposed convolution with its bias; `late` are the weights of its gradients."""
 
@@ -454,10 +478,10 @@ def _transposed(
 
     def of_group(images: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         if x.ndim > 4:
-            return transposed_volumes(layer, images, weight)
+            return transposed_volumes(layer, images, weight, order)
         if x.ndim == 3:  # signals are images of one row
             weight, images = weight.unsqueeze(2), images.unsqueeze(2)
-        y = TransposedProduct.apply(images, weight, conv_of(layer))
+        y = TransposedProduct.apply(images, weight, conv_of(layer), order)
         return y.reshape(len(y), y.shape[1], *layer.output.shape[2:])
 
     others = {role: each for role, each in late.items() if each is not None}
@@ -466,7 +490,11 @@ def _transposed(
 
 
 def _embedded(
-    layer: Layer, indices: torch.Tensor, roles: Tensors, late: Mapping[str, torch.Tensor | None]
+    layer: Layer,
+    indices: torch.Tensor,
+    roles: Tensors,
+    late: Mapping[str, torch.Tensor | None],
+    order: SumOrder,
 ) -> torch.Tensor:
     """Rows of a table as a product with rows that have a single one; `late` is as above."""
     operator = layer.operator
@@ -474,27 +502,31 @@ def _embedded(
     flat = indices.long().flatten()
     rows = functional.one_hot(flat, operator.num_embeddings).float()
     table = roles["weight"] if late["weight"] is None else late["weight"]
-    result = _selected(rows, roles["weight"], layer)
+    result = _selected(rows, roles["weight"], layer, order)
     if table.requires_grad:
         learned = rows
         if operator.padding is not None:
             learned = rows * (flat != operator.padding).unsqueeze(1)
-        result = with_gradients_of(result, _selected(learned, table, layer))
+        result = with_gradients_of(result, _selected(learned, table, layer, order))
     return result.reshape(layer.output.shape)
 
 
-def _selected_entries(layer: Layer, x: torch.Tensor) -> torch.Tensor:
+def _selected_entries(layer: Layer, x: torch.Tensor, order: SumOrder) -> torch.Tensor:
     """Entries of a tensor as a product with rows that have a single one."""
     operator = layer.operator
     assert isinstance(operator, ops.Select)
     indices = torch.tensor(operator.indices, device=x.device)
     rows = functional.one_hot(indices, x.shape[0]).float()
-    return _selected(rows, x.reshape(x.shape[0], -1), layer).reshape(layer.output.shape)
+    table = x.reshape(x.shape[0], -1)
+    return _selected(rows, table, layer, order).reshape(layer.output.shape)
 
 
-def _selected(rows: torch.Tensor, table: torch.Tensor, layer: Layer) -> torch.Tensor:
+def _selected(
+    rows: torch.Tensor, table: torch.Tensor, layer: Layer, order: SumOrder
+) -> torch.Tensor:
     """The product of rows with a single one and a table."""
-    product = TransposedProduct.apply(rows[..., None, None], table[..., None, None], conv_of(layer))
+    conv = conv_of(layer)
+    product = TransposedProduct.apply(rows[..., None, None], table[..., None, None], conv, order)
     return product.flatten(1)
 
 
@@ -516,12 +548,12 @@ def _scattered(
         yield total
 
 
-def _matrices(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+def _matrices(one: torch.Tensor, other: torch.Tensor, order: SumOrder) -> torch.Tensor:
     """Products of matrices, each a linear layer whose weight is the second operand."""
     conv = ConvSpec.linear(one.shape[-2], other.shape[-1], one.shape[-1])
     turned = other.transpose(-1, -2)
     found = [
-        Product.apply(a[..., None, None], b[..., None, None], conv)
+        Product.apply(a[..., None, None], b[..., None, None], conv, order)
         for a, b in zip(
             one.reshape(-1, *one.shape[-2:]), turned.reshape(-1, *turned.shape[-2:]), strict=True
         )
@@ -529,20 +561,22 @@ def _matrices(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
     return torch.stack(found).reshape(*one.shape[:-1], other.shape[-1])
 
 
-def _convolved(layer: Layer, x: torch.Tensor, weight: torch.Tensor, _: Layout) -> torch.Tensor:
+def _convolved(
+    layer: Layer, x: torch.Tensor, weight: torch.Tensor, _: Layout, order: SumOrder
+) -> torch.Tensor:
     """A convolution with all channels or some of them."""
     if x.ndim > 4:
-        return convolved_volumes(layer, x, weight)
+        return convolved_volumes(layer, x, weight, order)
     conv = replace(conv_of(layer), cin=x.shape[1], cout=weight.shape[0])
     # A one-dimensional convolution is computed on images of one row.
     rows = x.unsqueeze(2) if x.ndim == 3 else x
-    y = Product.apply(rows, weight.unsqueeze(2) if x.ndim == 3 else weight, conv)
+    y = Product.apply(rows, weight.unsqueeze(2) if x.ndim == 3 else weight, conv, order)
     shape = layer.output.shape
     return y.reshape(shape[0], conv.cout, *shape[2:])
 
 
 def _multiplied(
-    layer: Layer, x: torch.Tensor, weight: torch.Tensor, layout: Layout
+    layer: Layer, x: torch.Tensor, weight: torch.Tensor, layout: Layout, order: SumOrder
 ) -> torch.Tensor:
     """A linear layer with all features or some of them."""
     width = x.shape[-1]
@@ -550,10 +584,10 @@ def _multiplied(
     # Features are reordered to their layout in memory, along which the blocks lie.
     if width < layer.input_tensors[0].shape[-1] and layout != PLAIN:
         layout = Layout(width // layout.positions, layout.positions)
-    sizes, order = layout.split(width)
+    sizes, axes = layout.split(width)
     rows, columns = (
-        each.reshape(-1, *sizes).permute(0, *(1 + axis for axis in order)).flatten(1)
+        each.reshape(-1, *sizes).permute(0, *(1 + axis for axis in axes)).flatten(1)
         for each in (x, weight)
     )
-    y = Product.apply(rows[..., None, None], columns[..., None, None], conv)
+    y = Product.apply(rows[..., None, None], columns[..., None, None], conv, order)
     return y.reshape(*layer.output.shape[:-1], conv.cout)

@@ -13,6 +13,7 @@ from fpgapipe.lowering.products.conv import ConvSpec
 from fpgapipe.network import operators as ops
 
 if TYPE_CHECKING:
+    from fpgapipe.lowering.program.sum_orders import SumOrder
     from fpgapipe.network.graph import Layer
 
     Tensors = Mapping[str, torch.Tensor]
@@ -27,6 +28,7 @@ def recurrent(
     roles: Tensors,
     late: Mapping[str, torch.Tensor | None],
     rounding: Rounding,
+    order: SumOrder,
 ) -> torch.Tensor:
     """Compute a layer; `late` are the parameters of its gradients.
 
@@ -48,7 +50,15 @@ def recurrent(
                 states = [x.new_zeros(len(x), operator.hidden) for _ in operator.states]
             weights = (own[f"weight_{which}{suffix}"] for which in ("ih", "hh"))
             result, cell = _Direction.apply(
-                x, *weights, *biases, states[0], states[-1], CELLS[type(operator)], rounding, number
+                x,
+                *weights,
+                *biases,
+                states[0],
+                states[-1],
+                CELLS[type(operator)],
+                rounding,
+                order,
+                number,
             )
             found.append(result)
             cells.append(cell[:, None])
@@ -133,47 +143,49 @@ class _Direction(torch.autograd.Function):  # type: ignore[misc]
         cell: torch.Tensor,
         kind: type[_Lstm | _Gru],
         rounding: Rounding,
+        order: SumOrder,
         number: int,
     ) -> Several:
         samples, positions, features = x.shape
         rows = x.transpose(0, 1).reshape(-1, features)
-        sums = _product(rows, of_inputs).unflatten(0, (positions, samples)) + bias_inputs
-        order = range(positions)[:: -1 if number else 1]
+        sums = _product(rows, of_inputs, order).unflatten(0, (positions, samples)) + bias_inputs
+        turns = range(positions)[:: -1 if number else 1]
         before: dict[int, torch.Tensor] = {}
         kept: dict[int, Several] = {}
         states: dict[int, torch.Tensor] = {}
-        for at in order:
+        for at in turns:
             before[at] = state
-            product = _product(state, of_states) + bias_states
+            product = _product(state, of_states, order) + bias_states
             state, cell, kept[at] = kind.forward(sums[at], product, cell)
             states[at] = state = rounding(state)
-        ctx.kept = rows, of_inputs, of_states, before, kept, order, kind, rounding
+        ctx.kept = rows, of_inputs, of_states, before, kept, turns, kind, rounding, order
         return torch.stack([states[at] for at in range(positions)], 1), cell
 
     @staticmethod
     def backward(ctx: Any, *given: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        rows, of_inputs, of_states, before, kept, order, kind, rounding = ctx.kept
+        rows, of_inputs, of_states, before, kept, turns, kind, rounding, order = ctx.kept
         dy, dcell = given
         samples, positions, hidden = dy.shape
         dstate = dy.new_zeros(samples, hidden)
         dsums: dict[int, torch.Tensor] = {}
         dproducts: dict[int, torch.Tensor] = {}
-        for at in reversed(order):
+        for at in reversed(turns):
             found, product, dcell = kind.backward(kept[at], dy[:, at] + dstate, dcell)
             dsums[at], dproducts[at] = rounding(found), rounding(product)
-            dstate = _input_gradient(dproducts[at], of_states)
+            dstate = _input_gradient(dproducts[at], of_states, order)
         all_sums, all_products, states = (
             torch.cat([each[at] for at in range(positions)]) for each in (dsums, dproducts, before)
         )
-        dx = _input_gradient(all_sums, of_inputs).unflatten(0, (positions, samples))
+        dx = _input_gradient(all_sums, of_inputs, order).unflatten(0, (positions, samples))
         return (
             dx.transpose(0, 1),
-            _weight_gradient(rows, all_sums),
-            _weight_gradient(states, all_products),
+            _weight_gradient(rows, all_sums, order),
+            _weight_gradient(states, all_products, order),
             all_sums.sum(0),
             all_products.sum(0),
             dstate,
             dcell,
+            None,
             None,
             None,
             None,
@@ -185,16 +197,16 @@ def _images(x: torch.Tensor) -> torch.Tensor:
     return x[..., None, None]
 
 
-def _product(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+def _product(x: torch.Tensor, weight: torch.Tensor, order: SumOrder) -> torch.Tensor:
     conv = ConvSpec.linear(len(x), *weight.shape)
-    return convolved(_images(x), _images(weight), conv).flatten(1)
+    return convolved(_images(x), _images(weight), conv, order).flatten(1)
 
 
-def _input_gradient(dy: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+def _input_gradient(dy: torch.Tensor, weight: torch.Tensor, order: SumOrder) -> torch.Tensor:
     conv = ConvSpec.linear(len(dy), *weight.shape)
-    return input_gradient(_images(dy), _images(weight), conv).flatten(1)
+    return input_gradient(_images(dy), _images(weight), conv, order).flatten(1)
 
 
-def _weight_gradient(x: torch.Tensor, dy: torch.Tensor) -> torch.Tensor:
+def _weight_gradient(x: torch.Tensor, dy: torch.Tensor, order: SumOrder) -> torch.Tensor:
     conv = ConvSpec.linear(len(x), dy.shape[1], x.shape[1])
-    return weight_gradient(_images(x), _images(dy), conv).flatten(1)
+    return weight_gradient(_images(x), _images(dy), conv, order).flatten(1)

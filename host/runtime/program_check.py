@@ -25,6 +25,7 @@ from fpgapipe.answers import remembered
 from fpgapipe.errors import FileError, UserError
 from fpgapipe.files import read_json
 from fpgapipe.lowering.program.pipeline import build_pipeline
+from fpgapipe.lowering.program.sum_orders import sum_orders
 from fpgapipe.lowering.units.network_units import units_of
 from fpgapipe.lowering.units.step_options import StepOptions, scalar_bits
 from fpgapipe.network import graph_json
@@ -267,7 +268,10 @@ def compare(graph: Graph, core: CoreSpec, options: StepOptions) -> dict[str, str
         schedule = make_schedule(kind, 1, 1)
         pipeline = build_pipeline(graph, [core], [list(graph.layers)], schedule, options=options)
         values = initial_parameters(graph, 0)
-        torch = TorchBackend(graph, values, options=options, precision="mxint8", device="cpu")
+        torch = TorchBackend(
+            graph, values, options=options, precision="mxint8", device="cpu",
+            orders=sum_orders(pipeline.parts),
+        )  # fmt: skip
     except (NotImplementedError, ValueError, UserError) as error:
         return {"wrong": "", "refused": " ".join(str(error).split())[:200]}
     inputs, labels = random_batch(graph, 0, loss=options.loss)

@@ -27,6 +27,7 @@ from fpgapipe.host.runtime.run_folder import LOG, drop_oldest, keep_earlier
 from fpgapipe.host.runtime.run_log import RunLog, simulated
 from fpgapipe.host.runtime.training import CHECKPOINT_EVERY, Trainer, Watcher
 from fpgapipe.host.terminal.interrupts import Interrupts
+from fpgapipe.lowering.program.sum_orders import sum_orders
 from fpgapipe.lowering.schedule.weight_versions import LateWeights
 from fpgapipe.lowering.shards.hybrid import shares_of_stages
 from fpgapipe.lowering.shards.local_network import local_network
@@ -55,12 +56,13 @@ if TYPE_CHECKING:
     from fpgapipe.sim_tb.native.waves import WaveWindow
     from fpgapipe.sim_tb.substitutes.simulation import Simulation
 
-BackendName = Literal["sim", "model", "torch", "agent", "litex", "pynq", "xdma", "xrt"]
+BackendName = Literal["sim", "model", "torch", "torch-mx", "agent", "litex", "pynq", "xdma", "xrt"]
 
 COUNTERPART: dict[BackendName, BackendName] = {
     "sim": "model",
     "model": "torch",
     "torch": "model",
+    "torch-mx": "model",
     "agent": "model",
     "litex": "model",
     "pynq": "model",
@@ -68,6 +70,9 @@ COUNTERPART: dict[BackendName, BackendName] = {
     "xrt": "model",
 }
 """For each backend, the one that it is checked against if no other is named."""
+
+PYTORCH: tuple[BackendName, ...] = ("torch", "torch-mx")
+"""Backends in PyTorch: with the precision of the options, and with the core's number formats."""
 
 LOGITS = "logits.npz"
 
@@ -237,18 +242,23 @@ def open_backend(
 ) -> StepRunner:
     """Make a backend of a build, with its initial parameters or those of the options."""
     parameters = build.parameters if options.parameters is None else options.parameters
-    if name == "torch":
-        from fpgapipe.host.backends.torch_backend import TorchBackend
+    if name in PYTORCH:
+        from fpgapipe.host.backends.torch_backend import TorchBackend, TorchMxBackend
 
-        return TorchBackend(
+        kind = TorchMxBackend if name == "torch-mx" else TorchBackend
+        if name == "torch-mx":
+            precision = "mxint8"
+        precision = precision or options.precision
+        return kind(
             build.graph,
             parameters,
             num_microbatches=build.plan.num_microbatches,
             options=build.options,
-            precision=precision or options.precision,
+            precision=precision,
             device=options.device,
             late=late_weights(build.plan),
             parts=product_parts(build.plan, build.graph),
+            orders=sum_orders(build.pipeline.parts) if precision == "mxint8" else None,
         )
     if name == "sim":
         from fpgapipe.cache import cache_dir
@@ -316,14 +326,14 @@ def open_check(build: Build, options: RunOptions) -> Check | None:
     names = (options.backend, options.check)
     if options.check is None:
         return None
-    if names[0] == names[1]:
+    if names[0] == names[1] or set(names) <= set(PYTORCH):
         raise UserError(f"--check needs another backend than {names[0]}, which it is checked with")
-    if "torch" not in names:
+    if not set(names) & set(PYTORCH):
         return ExactCheck(open_backend(build, options.check, options))
     if options.backend == "torch" and options.precision != "mxint8":
         raise UserError(
             f"devices compute with MXINT8, which {options.precision} differs from; check torch "
-            "with --precision mxint8"
+            "with --precision mxint8, or run torch-mx"
         )
     gain = 1 - build.options.betas[0] if build.options.has_second_moment else 1.0
     return NumericCheck(open_backend(build, options.check, options, precision="mxint8"), gain)

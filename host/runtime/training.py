@@ -50,7 +50,12 @@ if TYPE_CHECKING:
 PROGRESS_EVERY_S = 20.0
 """Seconds between lines of progress that a long step writes to the log."""
 
-COMPUTES = {"sim": "simulation", "model": "training in the model", "torch": "PyTorch"}
+COMPUTES = {
+    "sim": "simulation",
+    "model": "training in the model",
+    "torch": "PyTorch",
+    "torch-mx": "PyTorch",
+}
 """Name of the phase, for the stopwatch, in which a backend computes its steps."""
 
 CHECKPOINT_EVERY = 20

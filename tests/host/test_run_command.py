@@ -1,6 +1,7 @@
 """``fpgapipe run`` on a small build: exit codes, files, and what users get wrong."""
 
 import errno
+import importlib.util
 import json
 import os
 import re
@@ -25,6 +26,7 @@ from fpgapipe.host.runtime.runtime import RunOptions, run_build
 from fpgapipe.host.runtime.settings import Settings
 
 MODEL = ("--backend", "model", "--data", "random")
+MX = ("--backend", "torch-mx", "--data", "random")
 
 
 @pytest.fixture
@@ -82,6 +84,10 @@ def test_trained_resumed_and_gone_on_elsewhere(folder, cli):
     code, out, err = cli(*common[:4], "--steps", 1, *common[6:], "--precision", "mxint8", "--check")
     assert code == 0, err
     assert "checked against model: loss and gradients within" in out
+    code, out, err = cli("run", "b", *MX, "--steps", 2, "--check")
+    assert code == 0, err
+    assert "checked against model: loss and gradients within" in out
+    assert json.loads((folder / "run/torch-mx/settings.json").read_text())["precision"] == "mxint8"
     assert cli(*common, "--from", "model")[0] == 0
     code, _, err = cli(*common, "--resume", "--precision", "bf16")
     assert (code, "precision (then 'fp32', now bf16)" in err) == (2, True)
@@ -194,6 +200,15 @@ def test_a_precision_that_someone_else_made_up(folder, cli):
     assert code == 0, err
 
 
+def test_without_pytorch_its_extra_is_named(folder, cli, monkeypatch):
+    find = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name, *a: None if name == "torch" else find(name, *a)
+    )
+    code, _, err = cli("run", "b", *MX)
+    assert (code, "fpgapipe[torch]" in err) == (2, True), err
+
+
 def test_what_users_get_wrong(folder, tmp_path, cli):
     for images, labels, name in [
         (np.zeros((20, 3, 8, 8), np.float32), np.zeros(20, int), "shape"),
@@ -229,6 +244,8 @@ def test_what_users_get_wrong(folder, tmp_path, cli):
             ("run", "b", "--backend", "torch", "--data", "random", "--check"),
             "with MXINT8, which fp",
         ),
+        (("run", "b", *MX, "--precision", "bf16"), "torch-mx computes with mxint8, not bf16"),
+        (("run", "b", *MX, "--check", "torch"), "--check needs another backend than torch-mx"),
     ]
     for arguments, message in cases:
         code, _, err = cli(*arguments)

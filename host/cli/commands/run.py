@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 RANDOM = "random"
 EXIT_TIME = 75  # EX_TEMPFAIL of sysexits.h: the same command with --resume goes on
 BOARDS = TRANSPORTS
-BACKENDS = ("sim", "model", "torch", *BOARDS)
+BACKENDS = ("sim", "model", "torch", "torch-mx", *BOARDS)
 COURSES = ("epochs", "steps", "more")
 WHOLE = ("seed", "epochs", "steps", "warm_up", "rate_every")
 RATE_SCHEDULES = ("constant", "cosine", "step")
@@ -37,8 +37,9 @@ RATE_SCHEDULES = ("constant", "cosine", "step")
     type=click.Choice(BACKENDS),
     default="sim",
     show_default=True,
-    help="What runs: simulated devices, their bit-exact model, PyTorch, or boards, reached "
-    "by PYNQ, by the files of the XDMA driver, by XRT, by litex_server, or by agents alone.",
+    help="What runs: simulated devices, their bit-exact model, PyTorch, PyTorch with the devices' "
+    "number formats and the bits of their matrix products (torch-mx), or boards, reached by PYNQ, "
+    "by the files of the XDMA driver, by XRT, by litex_server, or by agents alone.",
 )
 @click.option(
     "--cluster",
@@ -69,7 +70,7 @@ RATE_SCHEDULES = ("constant", "cosine", "step")
     show_default=True,
     type=click.Choice([*BACKENDS, "auto", "none"]),
     help="Run a second backend beside and stop at the first difference; auto, which --check alone "
-    "means, is model for sim and torch, and torch for model.",
+    "means, is model for sim, torch and torch-mx, and torch for model.",
 )
 @click.option(
     "--resume",
@@ -173,7 +174,8 @@ RATE_SCHEDULES = ("constant", "cosine", "step")
     type=click.Choice(["fp32", "bf16", "mxint8"]),
     default="fp32",
     show_default=True,
-    help="Number format that PyTorch computes with; mxint8 rounds as the devices do.",
+    help="Number format that --backend torch computes with; mxint8, which torch-mx has, rounds as "
+    "the devices do.",
 )
 @click.option(
     "--device",
@@ -397,8 +399,26 @@ def _settings(options: dict[str, Any], programs: StepOptions) -> Settings:
         momentum=options["momentum"],
         weight_decay=options["weight_decay"],
         data=options["data"],
-        precision=options["precision"] if options["backend"] == "torch" else "",
+        precision=_precision(options),
     )
+
+
+def _precision(options: dict[str, Any]) -> str:
+    """Number format of a run in PyTorch; "" of another run."""
+    from click.core import ParameterSource
+
+    from fpgapipe.errors import UserError
+
+    precision: str = options["precision"]
+    if options["backend"] != "torch-mx":
+        return precision if options["backend"] == "torch" else ""
+    source = click.get_current_context().get_parameter_source("precision")
+    if source is not ParameterSource.DEFAULT and precision != "mxint8":
+        raise UserError(
+            f"--backend torch-mx computes with mxint8, not {precision}; leave --precision out, or "
+            "run --backend torch"
+        )
+    return "mxint8"
 
 
 def _how(

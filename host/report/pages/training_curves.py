@@ -31,6 +31,7 @@ BACKENDS = {
     "sim": "simulated hardware",
     "model": "bit-exact model",
     "torch": "PyTorch",
+    "torch-mx": "PyTorch with the devices' number formats",
 }
 """Backends in words, by the name of a run's folder."""
 
