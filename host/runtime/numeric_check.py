@@ -1,10 +1,11 @@
 """Compares a backend with PyTorch in the core's number formats, within a tolerance.
 
-PyTorch with the core's number formats adds in another order, so that now and then
-a value is rounded to another neighbour. Loss and gradients are compared within a tolerance, and
-each step begins with the same state in both backends. Where weights are updated after each
-micro-batch, memory has only the last one's gradients, so what the step has added to the momentum is
-compared as well: the sum of the gradients of all micro-batches, the earlier ones discounted.
+PyTorch with the core's number formats has the bits of its products, but other last bits of
+functions and of the vector engine's sums, so that now and then a value is rounded to another
+neighbour. Loss and gradients are compared within a tolerance, and each step begins with the same
+state in both backends. Where weights are updated after each micro-batch, memory has only the last
+one's gradients, so what the step has added to the momentum is compared as well: the sum of the
+gradients of all micro-batches, the earlier ones discounted.
 
 Such differences are smaller than the error that MXINT8 rounding itself causes in a product. An
 element of a block with largest magnitude ``m`` is rounded to a multiple of at most ``m / 64``,

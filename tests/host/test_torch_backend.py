@@ -112,7 +112,7 @@ OPTIONS = {
     # Other features are another lowering of the whole network.
     ["sgd", "adam", "adamw", pytest.param("fp32 features", marks=pytest.mark.slow), "clipped"],
 )
-def test_emulation_is_the_model_but_for_the_order_of_sums(name):
+def test_emulation_is_the_model_but_for_last_bits_of_the_vector_engine(name):
     """Two micro-batches' gradients, batch statistics, dropout and update, of every operator."""
     options, scalars = OPTIONS[name]
     graph = every_operator(SAMPLES)
