@@ -33,7 +33,7 @@ from fpgapipe.hw.hls_models.isa.instructions import (
     decode,
     encode,
 )
-from fpgapipe.hw.hls_models.isa.vector_op import Factor, Source, Target, VectorOp
+from fpgapipe.hw.hls_models.isa.vector_op import Factor, Format, Source, Target, VectorOp
 from fpgapipe.hw.hls_models.model import core as core_module
 from fpgapipe.hw.hls_models.model.core import CoreError, CoreModel
 from fpgapipe.hw.hls_models.model.dma import transfer
@@ -123,6 +123,16 @@ def test_vectors():
         result = check(SPEC, program, np.zeros(64, np.uint8), seed, exponents=exponents)
         stopped += result is not None
     assert stopped > 25
+
+
+@pytest.mark.parametrize("number_format", [Format.BF16, Format.FP32])
+def test_one_element_for_all_lanes(number_format):
+    """Up to the scratchpad's end, beyond which the last one of FP32 goes on at the beginning."""
+    x = Source(SIZE - 16, (2,), format=number_format, broadcast=True, u=-3, u_limit=11)
+    op = VectorOp((8,), x, Target(1024, (64,), format=Format.FP32))
+    program = [Instruction(Opcode.VECTOR, body=op.encoded()), END]
+    for seed in range(5):
+        assert check(SPEC, program, np.zeros(64, np.uint8), seed) is None
 
 
 @pytest.mark.parametrize("function", Function)
