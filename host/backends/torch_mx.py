@@ -396,14 +396,10 @@ def _span(first: int, count: int, step: int) -> slice:
 def _pieces(sizes: Sequence[int], blocks: _Blocks, conv: ConvSpec) -> list[tuple[int, int]]:
     """Blocks of each piece of a reduction, (first, end); all taps of a piece come together.
 
-    Raises
-    ------
-    ValueError
-        If the pieces are those of another number of channels.
+    Pieces of another number of channels, which a device has of a layer that is cut over several,
+    do not count.
     """
     whole = blocks.codes.shape[-1]
-    if conv.taps == 1 or not sizes:
+    if conv.taps == 1 or sum(sizes) != whole:
         return [(0, whole)]
-    if sum(sizes) != whole:
-        raise ValueError(f"pieces of a reduction must have {whole} blocks, not {sum(sizes)}")
     return list(pairwise(accumulate(sizes, initial=0)))
