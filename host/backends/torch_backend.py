@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
     from fpgapipe.host.backends.base import Values
     from fpgapipe.lowering.memory.memory_map import Labels
-    from fpgapipe.lowering.program.sum_orders import SumOrder
     from fpgapipe.lowering.schedule.weight_versions import LateWeights
     from fpgapipe.network.graph import Graph
     from fpgapipe.network.losses import Loss
@@ -82,9 +81,9 @@ class TorchBackend(StepRunner):
         Number of threads on a processor; small networks gain nothing from more than one.
     parts : mapping of str to (int, tuple of int), optional
         For ``mxint8``, products that are cut over devices; see `torch_core.CoreNumbers`.
-    orders : mapping of str to sequence of SumOrder, optional
-        For ``mxint8``, the order in which the devices' programs add up products, from
-        `fpgapipe.lowering.program.sum_orders`.
+    array_rows : mapping of str to sequence of int, optional
+        For ``mxint8``, the rows of the arrays that compute a layer's products, one for each device
+        that does, from `fpgapipe.lowering.program.array_rows`; 32 where nothing is given.
 
     Attributes
     ----------
@@ -114,7 +113,7 @@ class TorchBackend(StepRunner):
         late: LateWeights | None = None,
         threads: int = 1,
         parts: Mapping[str, tuple[int, tuple[int, ...]]] | None = None,
-        orders: Mapping[str, Sequence[SumOrder]] | None = None,
+        array_rows: Mapping[str, Sequence[int]] | None = None,
     ) -> None:
         require("torch", "the PyTorch backend")
         if precision not in PRECISIONS:
@@ -145,7 +144,7 @@ class TorchBackend(StepRunner):
         if precision == "mxint8":
             from fpgapipe.host.backends.torch_core import CoreNumbers
 
-            self._core = CoreNumbers(graph, self._options.activations, parts, orders)
+            self._core = CoreNumbers(graph, self._options.activations, parts, array_rows)
 
     def _places(self, shapes: dict[str, tuple[int, ...]]) -> dict[str, NDArray[np.float32]]:
         """Allocate the memory; return its parts by name."""

@@ -21,31 +21,30 @@ from fpgapipe.network import operators as ops
 
 if TYPE_CHECKING:
     from fpgapipe.lowering.kernels.images.depth import Depth
-    from fpgapipe.lowering.program.sum_orders import SumOrder
     from fpgapipe.network.graph import Layer
 
 Window = tuple[slice, ...]
 
 
 def convolved_volumes(
-    layer: Layer, x: torch.Tensor, weight: torch.Tensor, order: SumOrder
+    layer: Layer, x: torch.Tensor, weight: torch.Tensor, array_rows: int
 ) -> torch.Tensor:
     """A convolution with three axes, of all channels or of a group, without its bias."""
     depth = depth_of(layer)
     taps = weight.transpose(1, 2).flatten(1, 2)
     conv = replace(conv_of(layer), cin=taps.shape[1], cout=len(weight))
-    y = Product.apply(unfolded(x, depth), taps, conv, order)
+    y = Product.apply(unfolded(x, depth), taps, conv, array_rows)
     return y.unflatten(0, (depth.batch, depth.results)).transpose(1, 2)
 
 
 def transposed_volumes(
-    layer: Layer, x: torch.Tensor, weight: torch.Tensor, order: SumOrder
+    layer: Layer, x: torch.Tensor, weight: torch.Tensor, array_rows: int
 ) -> torch.Tensor:
     """A transposed convolution with three axes, of all channels or of a group."""
     depth = depth_of(layer)
     taps = weight.transpose(1, 2).flatten(1, 2)
     images = x.transpose(1, 2).flatten(0, 1)
-    return folded(TransposedProduct.apply(images, taps, conv_of(layer), order), depth)
+    return folded(TransposedProduct.apply(images, taps, conv_of(layer), array_rows), depth)
 
 
 def unfolded(x: torch.Tensor, depth: Depth) -> torch.Tensor:

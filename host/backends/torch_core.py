@@ -27,8 +27,8 @@ from fpgapipe.host.backends.torch_mx import Product, TransposedProduct
 from fpgapipe.host.backends.torch_recurrent import recurrent
 from fpgapipe.host.backends.torch_reference import arranged, run_layer_late, with_gradients_of
 from fpgapipe.hw.hls_models.numerics.element_format import BF16, ElementFormat
+from fpgapipe.hw.hls_models.numerics.mx import MX_BLOCK
 from fpgapipe.lowering.products.conv import ConvSpec
-from fpgapipe.lowering.program.sum_orders import SumOrder
 from fpgapipe.lowering.shards.cuts import sizes_of
 from fpgapipe.lowering.units.layers.conv_of_layer import conv_of
 from fpgapipe.lowering.units.layers.depthwise_unit import DepthwiseUnit
@@ -41,8 +41,6 @@ if TYPE_CHECKING:
     from fpgapipe.network.graph import Graph, Layer
 
 Tensors = Mapping[str, torch.Tensor]
-
-PLAIN_ORDERS = (SumOrder(),)
 
 DISTURBANCE = 2.0**-18
 """Size of the disturbances of `CoreNumbers.noise`, relative to each value.
@@ -89,9 +87,9 @@ class CoreNumbers:
         Products that are cut over devices, by layers' names: the axis of the weight, 0 for output
         and 1 for input channels, and the sizes of the parts. Each device rounds its summand of the
         result, or of the input's gradient.
-    orders : mapping of str to sequence of SumOrder, optional
-        From `fpgapipe.lowering.program.sum_orders`, for the programs whose bits products are to
-        have. Without them, arrays have 32 rows and all channels of a tap come together.
+    array_rows : mapping of str to sequence of int, optional
+        From `fpgapipe.lowering.program.array_rows`, for the programs whose bits products are to
+        have. Without them, arrays have 32 rows.
 
     Attributes
     ----------
@@ -111,11 +109,11 @@ class CoreNumbers:
         graph: Graph,
         activations: ElementFormat,
         parts: Mapping[str, tuple[int, tuple[int, ...]]] | None = None,
-        orders: Mapping[str, Sequence[SumOrder]] | None = None,
+        array_rows: Mapping[str, Sequence[int]] | None = None,
     ) -> None:
         self.noise: torch.Generator | None = None
         self._parts = parts or {}
-        self._orders = orders or {}
+        self._array_rows = array_rows or {}
         self._graph = graph
         self._units = units_of(graph)
         self._layouts = layouts_of(graph, self._units)
@@ -248,7 +246,8 @@ class CoreNumbers:
                         args.append(value)
                     else:
                         args.append(own[name])
-                orders = self._orders.get(layer.name) or self._orders.get(unit.name) or PLAIN_ORDERS
+                rows_of = self._array_rows
+                array_rows = rows_of.get(layer.name) or rows_of.get(unit.name) or [MX_BLOCK]
                 roles: dict[str, torch.Tensor] = {}
                 late: dict[str, torch.Tensor | None] = {}
                 for parameter in layer.parameters:
@@ -268,22 +267,22 @@ class CoreNumbers:
                 elif is_product:
                     layout = self._layouts.wanted[unit.name][layer.inputs[0]]
                     parts = self._parts.get(layer.name)
-                    given = layout, parts, orders, self._feature
+                    given = layout, parts, array_rows, self._feature
                     result = _product(layer, args[0], roles, *given)
                     if any(each is not None for each in late.values()):
                         others = roles | {role: x for role, x in late.items() if x is not None}
                         other = _product(layer, args[0], others, *given)
                         result = with_gradients_of(result, other)
                 elif isinstance(layer.operator, ops.ConvTranspose):
-                    result = _transposed(layer, args[0], roles, late, orders[0])
+                    result = _transposed(layer, args[0], roles, late, array_rows[0])
                 elif isinstance(layer.operator, ops.Recurrent):
-                    result = recurrent(layer, args, roles, late, self._feature, orders[0])
+                    result = recurrent(layer, args, roles, late, self._feature, array_rows[0])
                 elif isinstance(layer.operator, ops.Embedding):
-                    result = _embedded(layer, args[0], roles, late, orders[0])
+                    result = _embedded(layer, args[0], roles, late, array_rows[0])
                 elif isinstance(layer.operator, ops.Select):
-                    result = _selected_entries(layer, args[0], orders[0])
+                    result = _selected_entries(layer, args[0], array_rows[0])
                 elif isinstance(layer.operator, ops.MatMul):
-                    result = _matrices(args[0], args[1], orders[0])
+                    result = _matrices(args[0], args[1], array_rows[0])
                 elif isinstance(layer.operator, ops.Dropout) and layer.name in factors:
                     result = args[0] * factors[layer.name]
                 else:
@@ -423,33 +422,33 @@ def _product(
     roles: Tensors,
     layout: Layout,
     parts: tuple[int, tuple[int, ...]] | None,
-    orders: Sequence[SumOrder],
+    array_rows: Sequence[int],
     rounding: Callable[[torch.Tensor], torch.Tensor],
 ) -> torch.Tensor:
-    """Compute a convolution or linear layer with its bias; each part has an order of its own."""
+    """Compute a convolution or linear layer with its bias; each part has an array of its own."""
     weight, bias = roles["weight"], roles.get("bias")
     operator = layer.operator
     one = _convolved if isinstance(operator, ops.Conv) else _multiplied
     if isinstance(operator, ops.Conv) and operator.groups > 1:
         groups = operator.groups
         pairs = zip(x.chunk(groups, 1), weight.chunk(groups, 0), strict=True)
-        y = torch.cat([one(layer, *some, layout, orders[0]) for some in pairs], 1)
+        y = torch.cat([one(layer, *some, layout, array_rows[0]) for some in pairs], 1)
     elif parts is None:
-        y = one(layer, x, weight, layout, orders[0])
+        y = one(layer, x, weight, layout, array_rows[0])
     elif parts[0] == 0:
         # Each part gives a summand of the input's gradient.
         y = torch.cat(
             [
-                one(layer, _RoundedGradient.apply(x, rounding), some, layout, order)
-                for some, order in zip(weight.split(parts[1], 0), cycle(orders), strict=False)
+                one(layer, _RoundedGradient.apply(x, rounding), some, layout, rows)
+                for some, rows in zip(weight.split(parts[1], 0), cycle(array_rows), strict=False)
             ],
             1,
         )
     else:
         summands = [
-            _Rounded.apply(one(layer, images, some, layout, order), rounding)
-            for images, some, order in zip(
-                x.split(parts[1], 1), weight.split(parts[1], 1), cycle(orders), strict=False
+            _Rounded.apply(one(layer, images, some, layout, rows), rounding)
+            for images, some, rows in zip(
+                x.split(parts[1], 1), weight.split(parts[1], 1), cycle(array_rows), strict=False
             )
         ]
         y = torch.cat(list(_scattered(summands, rounding)), 1)
@@ -463,7 +462,7 @@ def _transposed(
     x: torch.Tensor,
     roles: Tensors,
     late: Mapping[str, torch.Tensor | None],
-    order: SumOrder,
+    array_rows: int,
 ) -> torch.Tensor:
     """Compute a transposed convolution with its bias; `late` are the weights of its gradients."""
 
@@ -478,10 +477,10 @@ def _transposed(
 
     def of_group(images: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         if x.ndim > 4:
-            return transposed_volumes(layer, images, weight, order)
+            return transposed_volumes(layer, images, weight, array_rows)
         if x.ndim == 3:  # signals are images of one row
             weight, images = weight.unsqueeze(2), images.unsqueeze(2)
-        y = TransposedProduct.apply(images, weight, conv_of(layer), order)
+        y = TransposedProduct.apply(images, weight, conv_of(layer), array_rows)
         return y.reshape(len(y), y.shape[1], *layer.output.shape[2:])
 
     others = {role: each for role, each in late.items() if each is not None}
@@ -494,7 +493,7 @@ def _embedded(
     indices: torch.Tensor,
     roles: Tensors,
     late: Mapping[str, torch.Tensor | None],
-    order: SumOrder,
+    array_rows: int,
 ) -> torch.Tensor:
     """Rows of a table as a product with rows that have a single one; `late` is as above."""
     operator = layer.operator
@@ -502,31 +501,33 @@ def _embedded(
     flat = indices.long().flatten()
     rows = functional.one_hot(flat, operator.num_embeddings).float()
     table = roles["weight"] if late["weight"] is None else late["weight"]
-    result = _selected(rows, roles["weight"], layer, order)
+    result = _selected(rows, roles["weight"], layer, array_rows)
     if table.requires_grad:
         learned = rows
         if operator.padding is not None:
             learned = rows * (flat != operator.padding).unsqueeze(1)
-        result = with_gradients_of(result, _selected(learned, table, layer, order))
+        result = with_gradients_of(result, _selected(learned, table, layer, array_rows))
     return result.reshape(layer.output.shape)
 
 
-def _selected_entries(layer: Layer, x: torch.Tensor, order: SumOrder) -> torch.Tensor:
+def _selected_entries(layer: Layer, x: torch.Tensor, array_rows: int) -> torch.Tensor:
     """Entries of a tensor as a product with rows that have a single one."""
     operator = layer.operator
     assert isinstance(operator, ops.Select)
     indices = torch.tensor(operator.indices, device=x.device)
     rows = functional.one_hot(indices, x.shape[0]).float()
     table = x.reshape(x.shape[0], -1)
-    return _selected(rows, table, layer, order).reshape(layer.output.shape)
+    return _selected(rows, table, layer, array_rows).reshape(layer.output.shape)
 
 
 def _selected(
-    rows: torch.Tensor, table: torch.Tensor, layer: Layer, order: SumOrder
+    rows: torch.Tensor, table: torch.Tensor, layer: Layer, array_rows: int
 ) -> torch.Tensor:
     """The product of rows with a single one and a table."""
     conv = conv_of(layer)
-    product = TransposedProduct.apply(rows[..., None, None], table[..., None, None], conv, order)
+    product = TransposedProduct.apply(
+        rows[..., None, None], table[..., None, None], conv, array_rows
+    )
     return product.flatten(1)
 
 
@@ -548,12 +549,12 @@ def _scattered(
         yield total
 
 
-def _matrices(one: torch.Tensor, other: torch.Tensor, order: SumOrder) -> torch.Tensor:
+def _matrices(one: torch.Tensor, other: torch.Tensor, array_rows: int) -> torch.Tensor:
     """Products of matrices, each a linear layer whose weight is the second operand."""
     conv = ConvSpec.linear(one.shape[-2], other.shape[-1], one.shape[-1])
     turned = other.transpose(-1, -2)
     found = [
-        Product.apply(a[..., None, None], b[..., None, None], conv, order)
+        Product.apply(a[..., None, None], b[..., None, None], conv, array_rows)
         for a, b in zip(
             one.reshape(-1, *one.shape[-2:]), turned.reshape(-1, *turned.shape[-2:]), strict=True
         )
@@ -562,21 +563,21 @@ def _matrices(one: torch.Tensor, other: torch.Tensor, order: SumOrder) -> torch.
 
 
 def _convolved(
-    layer: Layer, x: torch.Tensor, weight: torch.Tensor, _: Layout, order: SumOrder
+    layer: Layer, x: torch.Tensor, weight: torch.Tensor, _: Layout, array_rows: int
 ) -> torch.Tensor:
     """A convolution with all channels or some of them."""
     if x.ndim > 4:
-        return convolved_volumes(layer, x, weight, order)
+        return convolved_volumes(layer, x, weight, array_rows)
     conv = replace(conv_of(layer), cin=x.shape[1], cout=weight.shape[0])
     # A one-dimensional convolution is computed on images of one row.
     rows = x.unsqueeze(2) if x.ndim == 3 else x
-    y = Product.apply(rows, weight.unsqueeze(2) if x.ndim == 3 else weight, conv, order)
+    y = Product.apply(rows, weight.unsqueeze(2) if x.ndim == 3 else weight, conv, array_rows)
     shape = layer.output.shape
     return y.reshape(shape[0], conv.cout, *shape[2:])
 
 
 def _multiplied(
-    layer: Layer, x: torch.Tensor, weight: torch.Tensor, layout: Layout, order: SumOrder
+    layer: Layer, x: torch.Tensor, weight: torch.Tensor, layout: Layout, array_rows: int
 ) -> torch.Tensor:
     """A linear layer with all features or some of them."""
     width = x.shape[-1]
@@ -589,5 +590,5 @@ def _multiplied(
         each.reshape(-1, *sizes).permute(0, *(1 + axis for axis in axes)).flatten(1)
         for each in (x, weight)
     )
-    y = Product.apply(rows[..., None, None], columns[..., None, None], conv, order)
+    y = Product.apply(rows[..., None, None], columns[..., None, None], conv, array_rows)
     return y.reshape(*layer.output.shape[:-1], conv.cout)

@@ -3,15 +3,15 @@
 Blocks of 32 lie along the axis of reduction, as on the core. In the forward pass these are the
 input channels of a tap (or of a row of taps where channels are few), in the gradient of the input
 the output channels, and in the gradient of the weight the positions of a micro-batch. The products
-of a block's elements are added up exactly, and the sums of blocks in FP32 one after the other, in
-the order that `SumOrder` says.
+of a block's elements are added up exactly, as many at a time as an array has rows, and their sums
+in FP32 one after the other: all taps of a block of channels come before the next block.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import accumulate, pairwise, product
+from itertools import product
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -19,7 +19,6 @@ from torch.nn import functional
 
 from fpgapipe.hw.hls_models.numerics.fp32 import CODE_BIAS, CODE_NAN
 from fpgapipe.hw.hls_models.numerics.mx import ELEMENT_FRACTION_BITS, ELEMENT_LIMIT, MX_BLOCK
-from fpgapipe.lowering.program.sum_orders import SumOrder
 
 if TYPE_CHECKING:
     from fpgapipe.lowering.products.conv import ConvSpec
@@ -209,59 +208,59 @@ def _clean(x: torch.Tensor) -> torch.Tensor:
 class Product(torch.autograd.Function):  # type: ignore[misc]
     """A convolution's three passes, without its bias.
 
-    Called as ``Product.apply(x, weight, conv, order)`` with `x` of shape (batch, cin, h, w) and
-    `weight` of shape (cout, cin, kh, kw).
+    Called as ``Product.apply(x, weight, conv, array_rows)`` with `x` of shape (batch, cin, h, w)
+    and `weight` of shape (cout, cin, kh, kw).
     """
 
     @staticmethod
     def forward(
-        ctx: Any, x: torch.Tensor, weight: torch.Tensor, conv: ConvSpec, order: SumOrder
+        ctx: Any, x: torch.Tensor, weight: torch.Tensor, conv: ConvSpec, array_rows: int
     ) -> torch.Tensor:
         """Return y, of shape (batch, cout, oh, ow)."""
-        ctx.conv, ctx.order = conv, order
+        ctx.conv, ctx.array_rows = conv, array_rows
         ctx.save_for_backward(x, weight)
-        return convolved(x, weight, conv, order)
+        return convolved(x, weight, conv, array_rows)
 
     @staticmethod
     def backward(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         """Return the gradients of both operands."""
         conv: ConvSpec = ctx.conv
-        order: SumOrder = ctx.order
+        array_rows: int = ctx.array_rows
         x, weight = ctx.saved_tensors
-        dx = input_gradient(dy, weight, conv, order) if ctx.needs_input_grad[0] else None
-        dw = weight_gradient(x, dy, conv, order) if ctx.needs_input_grad[1] else None
+        dx = input_gradient(dy, weight, conv, array_rows) if ctx.needs_input_grad[0] else None
+        dw = weight_gradient(x, dy, conv, array_rows) if ctx.needs_input_grad[1] else None
         return dx, dw, None, None
 
 
 class TransposedProduct(torch.autograd.Function):  # type: ignore[misc]
     """The three passes of a transposed convolution, without its bias.
 
-    Called as ``TransposedProduct.apply(x, weight, conv, order)``, where `conv` is the convolution
-    of which this is the input gradient: `x` is of shape (batch, cout, oh, ow).
+    Called as ``TransposedProduct.apply(x, weight, conv, array_rows)``, where `conv` is the
+    convolution of which this is the input gradient: `x` is of shape (batch, cout, oh, ow).
     """
 
     @staticmethod
     def forward(
-        ctx: Any, x: torch.Tensor, weight: torch.Tensor, conv: ConvSpec, order: SumOrder
+        ctx: Any, x: torch.Tensor, weight: torch.Tensor, conv: ConvSpec, array_rows: int
     ) -> torch.Tensor:
         """Return y, of shape (batch, cin, h, w)."""
-        ctx.conv, ctx.order = conv, order
+        ctx.conv, ctx.array_rows = conv, array_rows
         ctx.save_for_backward(x, weight)
-        return input_gradient(x, weight, conv, order)
+        return input_gradient(x, weight, conv, array_rows)
 
     @staticmethod
     def backward(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         """Return the gradients of both operands."""
         conv: ConvSpec = ctx.conv
-        order: SumOrder = ctx.order
+        array_rows: int = ctx.array_rows
         x, weight = ctx.saved_tensors
-        dx = convolved(dy, weight, conv, order) if ctx.needs_input_grad[0] else None
-        dw = weight_gradient(dy, x, conv, order) if ctx.needs_input_grad[1] else None
+        dx = convolved(dy, weight, conv, array_rows) if ctx.needs_input_grad[0] else None
+        dw = weight_gradient(dy, x, conv, array_rows) if ctx.needs_input_grad[1] else None
         return dx, dw, None, None
 
 
 def convolved(
-    x: torch.Tensor, weight: torch.Tensor, conv: ConvSpec, order: SumOrder
+    x: torch.Tensor, weight: torch.Tensor, conv: ConvSpec, array_rows: int
 ) -> torch.Tensor:
     """Result of a convolution, with both operands rounded along the input channels."""
     images = _padded(x, conv)
@@ -269,17 +268,17 @@ def convolved(
         images = images.unfold(2, conv.kernel[1], conv.stride[1]).transpose(3, 4).flatten(3)
     a = _Blocks.of(images)
     b = _Blocks.of(weight.permute(0, 2, 3, 1).reshape(conv.cout, -1, conv.depth))
-    sums = _Sums(a, b, order.rows)
+    sums = _Sums(a, b, array_rows)
     seen, taps = sums.operand(a), sums.operand(b)
     y = x.new_zeros(conv.batch * conv.oh * conv.ow, conv.cout)
-    for piece in _pieces(order.forward, a, conv):
+    for piece in _pieces(a, conv):
         for tap, window in enumerate(_windows(conv, packed=conv.is_packed)):
             sums.add(y, seen.parts(*window, piece=piece), taps.parts(EVERY, tap, piece=piece))
     return _clean(y).reshape(conv.batch, conv.oh, conv.ow, conv.cout).permute(0, 3, 1, 2)
 
 
 def input_gradient(
-    dy: torch.Tensor, weight: torch.Tensor, conv: ConvSpec, order: SumOrder
+    dy: torch.Tensor, weight: torch.Tensor, conv: ConvSpec, array_rows: int
 ) -> torch.Tensor:
     """Gradient of the input, with both operands rounded along the output channels.
 
@@ -288,10 +287,10 @@ def input_gradient(
     axes = tuple(_axis(conv, axis) for axis in (0, 1))
     a = _Blocks.of(functional.pad(dy, _margins(*axes)).permute(0, 2, 3, 1))
     b = _Blocks.of(weight.permute(2, 3, 1, 0))
-    sums = _Sums(a, b, order.rows)
+    sums = _Sums(a, b, array_rows)
     outputs, taps = sums.operand(a), sums.operand(b)
     dx = dy.new_zeros(conv.batch, conv.h, conv.w, conv.cin)
-    pieces = _pieces(order.input, a, conv)
+    pieces = _pieces(a, conv)
     for down, across in product(*(axis.phases for axis in axes)):
         total = dx[:, down.pixels, across.pixels]
         for piece, (row, rows), (column, columns) in product(pieces, down.taps, across.taps):
@@ -356,7 +355,7 @@ def _margins(down: _Axis, across: _Axis) -> tuple[int, int, int, int]:
 
 
 def weight_gradient(
-    x: torch.Tensor, dy: torch.Tensor, conv: ConvSpec, order: SumOrder
+    x: torch.Tensor, dy: torch.Tensor, conv: ConvSpec, array_rows: int
 ) -> torch.Tensor:
     """Gradient of the weight, with both operands rounded along the positions."""
     a = _Blocks.of(dy.permute(1, 0, 2, 3).flatten(1))
@@ -367,7 +366,7 @@ def weight_gradient(
     for first in range(0, conv.taps, at_once):
         some = [images[each].flatten(0, 2) for each in windows[first : first + at_once]]
         b = _Blocks.of(torch.cat(some, 1).T)
-        sums = _Sums(a, b, order.rows)
+        sums = _Sums(a, b, array_rows)
         parts.append(x.new_zeros(conv.cout, len(some) * conv.cin))
         sums.add(parts[-1], sums.operand(a).parts(), sums.operand(b).parts())
     dw = _clean(torch.cat(parts, 1)).unflatten(1, (*conv.kernel, conv.cin))
@@ -393,13 +392,9 @@ def _span(first: int, count: int, step: int) -> slice:
     return slice(first, first + (count - 1) * step + 1, step)
 
 
-def _pieces(sizes: Sequence[int], blocks: _Blocks, conv: ConvSpec) -> list[tuple[int, int]]:
-    """Blocks of each piece of a reduction, (first, end); all taps of a piece come together.
-
-    Pieces of another number of channels, which a device has of a layer that is cut over several,
-    do not count.
-    """
-    whole = blocks.codes.shape[-1]
-    if conv.taps == 1 or sum(sizes) != whole:
-        return [(0, whole)]
-    return list(pairwise(accumulate(sizes, initial=0)))
+def _pieces(blocks: _Blocks, conv: ConvSpec) -> list[tuple[int, int]]:
+    """Blocks of each piece of a reduction, (first, end); all taps of a piece come together."""
+    count = blocks.codes.shape[-1]
+    if conv.taps == 1 or conv.is_packed:
+        return [(0, count)]
+    return [(first, first + 1) for first in range(count)]

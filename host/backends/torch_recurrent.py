@@ -13,7 +13,6 @@ from fpgapipe.lowering.products.conv import ConvSpec
 from fpgapipe.network import operators as ops
 
 if TYPE_CHECKING:
-    from fpgapipe.lowering.program.sum_orders import SumOrder
     from fpgapipe.network.graph import Layer
 
     Tensors = Mapping[str, torch.Tensor]
@@ -28,7 +27,7 @@ def recurrent(
     roles: Tensors,
     late: Mapping[str, torch.Tensor | None],
     rounding: Rounding,
-    order: SumOrder,
+    array_rows: int,
 ) -> torch.Tensor:
     """Compute a layer; `late` are the parameters of its gradients.
 
@@ -57,7 +56,7 @@ def recurrent(
                 states[-1],
                 CELLS[type(operator)],
                 rounding,
-                order,
+                array_rows,
                 number,
             )
             found.append(result)
@@ -143,27 +142,29 @@ class _Direction(torch.autograd.Function):  # type: ignore[misc]
         cell: torch.Tensor,
         kind: type[_Lstm | _Gru],
         rounding: Rounding,
-        order: SumOrder,
+        array_rows: int,
         number: int,
     ) -> Several:
         samples, positions, features = x.shape
         rows = x.transpose(0, 1).reshape(-1, features)
-        sums = _product(rows, of_inputs, order).unflatten(0, (positions, samples)) + bias_inputs
+        sums = _product(rows, of_inputs, array_rows).unflatten(0, (positions, samples))
+        sums = sums + bias_inputs
         turns = range(positions)[:: -1 if number else 1]
         before: dict[int, torch.Tensor] = {}
         kept: dict[int, Several] = {}
         states: dict[int, torch.Tensor] = {}
         for at in turns:
             before[at] = state
-            product = _product(state, of_states, order) + bias_states
+            product = _product(state, of_states, array_rows) + bias_states
             state, cell, kept[at] = kind.forward(sums[at], product, cell)
             states[at] = state = rounding(state)
-        ctx.kept = rows, of_inputs, of_states, before, kept, turns, kind, rounding, order
+        given = rows, of_inputs, of_states
+        ctx.kept = *given, before, kept, turns, kind, rounding, array_rows
         return torch.stack([states[at] for at in range(positions)], 1), cell
 
     @staticmethod
     def backward(ctx: Any, *given: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        rows, of_inputs, of_states, before, kept, turns, kind, rounding, order = ctx.kept
+        rows, of_inputs, of_states, before, kept, turns, kind, rounding, array_rows = ctx.kept
         dy, dcell = given
         samples, positions, hidden = dy.shape
         dstate = dy.new_zeros(samples, hidden)
@@ -172,15 +173,15 @@ class _Direction(torch.autograd.Function):  # type: ignore[misc]
         for at in reversed(turns):
             found, product, dcell = kind.backward(kept[at], dy[:, at] + dstate, dcell)
             dsums[at], dproducts[at] = rounding(found), rounding(product)
-            dstate = _input_gradient(dproducts[at], of_states, order)
+            dstate = _input_gradient(dproducts[at], of_states, array_rows)
         all_sums, all_products, states = (
             torch.cat([each[at] for at in range(positions)]) for each in (dsums, dproducts, before)
         )
-        dx = _input_gradient(all_sums, of_inputs, order).unflatten(0, (positions, samples))
+        dx = _input_gradient(all_sums, of_inputs, array_rows).unflatten(0, (positions, samples))
         return (
             dx.transpose(0, 1),
-            _weight_gradient(rows, all_sums, order),
-            _weight_gradient(states, all_products, order),
+            _weight_gradient(rows, all_sums, array_rows),
+            _weight_gradient(states, all_products, array_rows),
             all_sums.sum(0),
             all_products.sum(0),
             dstate,
@@ -197,16 +198,16 @@ def _images(x: torch.Tensor) -> torch.Tensor:
     return x[..., None, None]
 
 
-def _product(x: torch.Tensor, weight: torch.Tensor, order: SumOrder) -> torch.Tensor:
+def _product(x: torch.Tensor, weight: torch.Tensor, array_rows: int) -> torch.Tensor:
     conv = ConvSpec.linear(len(x), *weight.shape)
-    return convolved(_images(x), _images(weight), conv, order).flatten(1)
+    return convolved(_images(x), _images(weight), conv, array_rows).flatten(1)
 
 
-def _input_gradient(dy: torch.Tensor, weight: torch.Tensor, order: SumOrder) -> torch.Tensor:
+def _input_gradient(dy: torch.Tensor, weight: torch.Tensor, array_rows: int) -> torch.Tensor:
     conv = ConvSpec.linear(len(dy), *weight.shape)
-    return input_gradient(_images(dy), _images(weight), conv, order).flatten(1)
+    return input_gradient(_images(dy), _images(weight), conv, array_rows).flatten(1)
 
 
-def _weight_gradient(x: torch.Tensor, dy: torch.Tensor, order: SumOrder) -> torch.Tensor:
+def _weight_gradient(x: torch.Tensor, dy: torch.Tensor, array_rows: int) -> torch.Tensor:
     conv = ConvSpec.linear(len(x), dy.shape[1], x.shape[1])
-    return weight_gradient(_images(x), _images(dy), conv, order).flatten(1)
+    return weight_gradient(_images(x), _images(dy), conv, array_rows).flatten(1)

@@ -24,8 +24,8 @@ import numpy as np
 from fpgapipe.answers import remembered
 from fpgapipe.errors import FileError, UserError
 from fpgapipe.files import read_json
+from fpgapipe.lowering.program.array_rows import array_rows
 from fpgapipe.lowering.program.pipeline import build_pipeline
-from fpgapipe.lowering.program.sum_orders import sum_orders
 from fpgapipe.lowering.units.network_units import units_of
 from fpgapipe.lowering.units.step_options import StepOptions, scalar_bits
 from fpgapipe.network import graph_json
@@ -270,7 +270,7 @@ def compare(graph: Graph, core: CoreSpec, options: StepOptions) -> dict[str, str
         values = initial_parameters(graph, 0)
         torch = TorchBackend(
             graph, values, options=options, precision="mxint8", device="cpu",
-            orders=sum_orders(pipeline.parts),
+            array_rows=array_rows(pipeline.parts),
         )  # fmt: skip
     except (NotImplementedError, ValueError, UserError) as error:
         return {"wrong": "", "refused": " ".join(str(error).split())[:200]}

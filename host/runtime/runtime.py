@@ -27,7 +27,7 @@ from fpgapipe.host.runtime.run_folder import LOG, drop_oldest, keep_earlier
 from fpgapipe.host.runtime.run_log import RunLog, simulated
 from fpgapipe.host.runtime.training import CHECKPOINT_EVERY, Trainer, Watcher
 from fpgapipe.host.terminal.interrupts import Interrupts
-from fpgapipe.lowering.program.sum_orders import sum_orders
+from fpgapipe.lowering.program.array_rows import array_rows
 from fpgapipe.lowering.schedule.weight_versions import LateWeights
 from fpgapipe.lowering.shards.hybrid import shares_of_stages
 from fpgapipe.lowering.shards.local_network import local_network
@@ -258,7 +258,7 @@ def open_backend(
             device=options.device,
             late=late_weights(build.plan),
             parts=product_parts(build.plan, build.graph),
-            orders=sum_orders(build.pipeline.parts) if precision == "mxint8" else None,
+            array_rows=array_rows(build.pipeline.parts) if precision == "mxint8" else None,
         )
     if name == "sim":
         from fpgapipe.cache import cache_dir

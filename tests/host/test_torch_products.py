@@ -18,9 +18,9 @@ from fpgapipe.hw.hls_models.spec.core_spec import ScratchpadSpec
 from fpgapipe.lowering.products.conv_passes import operations
 from fpgapipe.lowering.products.emit import rings_of
 from fpgapipe.lowering.products.tiled_product import TiledProduct
+from fpgapipe.lowering.program.array_rows import array_rows
 from fpgapipe.lowering.program.layer_program import OPERANDS, place
 from fpgapipe.lowering.program.pipeline import build_pipeline
-from fpgapipe.lowering.program.sum_orders import SumOrder, sum_orders
 from fpgapipe.lowering.units.step_options import StepOptions, scalar_bits
 from fpgapipe.network.initial_values import initial_parameters, random_batch
 from fpgapipe.network.losses import Loss
@@ -60,7 +60,7 @@ def in_model(program, core, operands):
     return program.result.decode(model.memory)
 
 
-def in_torch(conv, which, operands, order, device):
+def in_torch(conv, which, operands, rows, device):
     """The same result in PyTorch, with the channels last."""
     given = {
         name: torch.from_numpy(value).permute(0, 3, 1, 2).to(device)
@@ -72,12 +72,12 @@ def in_torch(conv, which, operands, order, device):
         "weight": torch_mx.weight_gradient,
     }[which]
     names = {"forward": ("x", "w"), "input": ("dy", "w"), "weight": ("x", "dy")}[which]
-    found = run(*(given[name] for name in names), conv, order)
+    found = run(*(given[name] for name in names), conv, rows)
     return found.permute(0, 2, 3, 1).cpu().numpy()
 
 
 def product(seed):
-    """A random layer, its program and the order of its sums; None if it does not suit the core."""
+    """A random layer and its program; None if it does not suit the core."""
     conv, which, core, tiling, formats = random_case(seed)
     try:
         ops = tuple(operations(conv, which, core, tiling, formats))
@@ -87,13 +87,7 @@ def product(seed):
     if rings is None:
         return None
     program = place(conv, which, formats, TiledProduct(tiling, ops, rings, UNTIMED))
-    pieces = ()
-    for op in ops:
-        pieces += (op.a_pattern.tap.loops[0].count,)
-        if op.last:
-            break
-    order = SumOrder(core.rows, **({} if which == "weight" else {which: pieces}))
-    return conv, which, core, program, order
+    return conv, which, core, program
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -102,12 +96,12 @@ def product(seed):
 )
 def test_products_have_the_bits_of_the_model(device, first, spread, middle):
     """Linear layers, convolutions and gradients on several cores; ordinary, tiny and huge sums."""
-    seen, reordered = set(), 0
+    seen = set()
     for seed in range(first, first + 60):
         case = product(seed)
         if case is None:
             continue
-        conv, which, core, program, order = case
+        conv, which, core, program = case
         rng = np.random.default_rng(seed)
         operands = {}
         for name in OPERANDS[which]:
@@ -118,17 +112,13 @@ def test_products_have_the_bits_of_the_model(device, first, spread, middle):
             # As the tensor is in memory.
             operands[name] = tensor.format.decode(tensor.encode(values), tensor.shape)
         expected = in_model(program, core, operands)
-        found = in_torch(conv, which, operands, order, device)
+        found = in_torch(conv, which, operands, core.rows, device)
         found = program.result.format.decode(program.result.encode(found), found.shape)
         np.testing.assert_array_equal(
             found.view(np.uint32), expected.view(np.uint32), err_msg=f"seed {seed}"
         )
         seen.add((which, core.rows))
-        if conv.taps > 1 and len(order.forward + order.input) > 1:
-            other = in_torch(conv, which, operands, SumOrder(core.rows), device)
-            reordered += not np.array_equal(other, found)
     assert len(seen) >= 9, "some pass or core never came up"
-    assert reordered or spread < 12, "the order of the pieces never mattered"
 
 
 DEPTHWISE = "depthwise"
@@ -196,14 +186,15 @@ def test_a_step_of_products_alone_has_the_bits_of_the_model(network, core):
     pipeline = build_pipeline(
         graph, [core] * 2, cut(graph, 2), make_schedule("1f1b-as", 2, 2), options=options
     )
-    orders = sum_orders(pipeline.parts)
+    rows = array_rows(pipeline.parts)
+    assert {each for own in rows.values() for each in own} == {core.rows}
     values = {name: uneven(value) for name, value in initial_parameters(graph, 0).items()}
     inputs, labels = random_batch(graph, 0, 2, options.loss)
     found = {}
-    for given in (orders, None):
+    for given in (rows, None):
         backend = TorchBackend(
             graph, values, num_microbatches=2, options=options, precision="mxint8",
-            device="cpu", orders=given,
+            device="cpu", array_rows=given,
         )  # fmt: skip
         backend.step(inputs, labels, scalar_bits())
         found[given is None] = backend.parameters(".gradient")
@@ -215,8 +206,7 @@ def test_a_step_of_products_alone_has_the_bits_of_the_model(network, core):
         assert relative_error(found[False].pop(own), expected.pop(own)) < 1e-6
     for name, gradient in expected.items():
         np.testing.assert_array_equal(found[False][name], gradient, err_msg=name)
-    if network is images and core.rows == 8:  # without the programs the order is another one
-        assert any(len(order.forward) > 1 for each in orders.values() for order in each)
+    if core.rows < 32 and network is images:  # without the programs, arrays have 32 rows
         assert any(not np.array_equal(found[True][name], each) for name, each in expected.items())
 
 
