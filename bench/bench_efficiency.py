@@ -13,7 +13,7 @@ from typing import Any
 
 from fpgapipe.boards.cluster import chain_of
 from fpgapipe.boards.library import load_board
-from fpgapipe.host.cli.options.planning import loader
+from fpgapipe.host.make.networks import loader
 from fpgapipe.partition.explore.explorer import Request, explore
 from fpgapipe.partition.explore.planned import as_plan, one_link_each
 from fpgapipe.partition.plan import Plan

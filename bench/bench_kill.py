@@ -36,8 +36,8 @@ from run_digest import newest_weights
 
 from fpgapipe.errors import UserError
 from fpgapipe.host.build.build import open_build
-from fpgapipe.host.cli.commands import build as build_command
 from fpgapipe.host.cli.main import main as command_line
+from fpgapipe.host.make import build as making
 from fpgapipe.host.runtime.run_folder import LOG, earlier_runs
 from fpgapipe.host.runtime.run_log import read_log
 
@@ -69,14 +69,14 @@ def commands(folder: Path) -> dict[str, list[str]]:
 
 def remember(words: list[str]) -> None:
     """Make a build, and let later ones take its plan; the Verilog is cached anyway."""
-    explored = build_command._explored
+    explored = making.explored
     plans: list[object] = []
 
-    def once(request: object) -> object:
-        plans.extend([] if plans else [explored(request)])  # type: ignore[arg-type]
+    def once(request: object, **more: object) -> object:
+        plans.extend([] if plans else [explored(request, **more)])  # type: ignore[arg-type]
         return plans[0]
 
-    build_command._explored = once  # type: ignore[assignment]
+    making.explored = once  # type: ignore[assignment]
     assert call(*words) == 0
 
 

@@ -8,7 +8,7 @@ import time
 
 from fpgapipe.boards.cluster import chain_of
 from fpgapipe.boards.library import load_board
-from fpgapipe.host.cli.options.planning import loader
+from fpgapipe.host.make.networks import loader
 from fpgapipe.partition.explore.comparison import compare
 from fpgapipe.partition.explore.explorer import Request, explore
 

@@ -25,7 +25,8 @@ from fpgapipe.host.backends.model import ModelBackend
 from fpgapipe.host.backends.simulator import SimulatorBackend
 from fpgapipe.host.build.build import open_build, write_build
 from fpgapipe.host.build.wires import wire_specs
-from fpgapipe.host.cli.options.planning import loader, plan_shards
+from fpgapipe.host.make.networks import loader
+from fpgapipe.host.make.planning import plan_shards
 from fpgapipe.lowering.program.pipeline import PipelineProgram
 from fpgapipe.lowering.program.step import build_step
 from fpgapipe.lowering.schedule.tasks import single_device

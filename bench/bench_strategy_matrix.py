@@ -24,7 +24,7 @@ from fpgapipe.boards.library import load_board
 from fpgapipe.errors import UserError
 from fpgapipe.host.backends.model import ModelBackend
 from fpgapipe.host.backends.torch_backend import TorchBackend
-from fpgapipe.host.cli.options.planning import PIPELINES, STRATEGIES, plan_shards
+from fpgapipe.host.make.planning import PIPELINES, STRATEGIES, plan_shards
 from fpgapipe.host.runtime.numeric_check import LOSS_NOISE, MX_NOISE
 from fpgapipe.lowering.program.pipeline import PipelineProgram, build_pipeline
 from fpgapipe.lowering.units.step_options import scalar_bits

@@ -15,7 +15,7 @@ from typing import Any
 from fpgapipe.boards.cluster import chain_of, load_cluster
 from fpgapipe.boards.library import load_board
 from fpgapipe.errors import UserError
-from fpgapipe.host.cli.options.planning import loader
+from fpgapipe.host.make.networks import loader
 from fpgapipe.hw.hls_models.spec.device import ClusterSpec
 from fpgapipe.partition.explore.candidate import Candidate, device_chain
 from fpgapipe.partition.explore.comparison import ring_seconds

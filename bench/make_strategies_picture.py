@@ -8,7 +8,7 @@ import argparse
 from collections.abc import Iterator
 from pathlib import Path
 
-from fpgapipe.host.cli.options.planning import loader
+from fpgapipe.host.make.networks import loader
 from fpgapipe.lowering.shards.degrees import Degrees
 from fpgapipe.lowering.units.network_units import layers_together
 from fpgapipe.partition.strategies.one_axis import degrees_along

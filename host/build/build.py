@@ -49,6 +49,7 @@ from fpgapipe.host.build.build_parts import (
     needed,
 )
 from fpgapipe.host.build.device_file import read_device
+from fpgapipe.host.build.example import how_to_build
 from fpgapipe.host.build.wires import wire_specs
 from fpgapipe.lowering.memory.memory_map import joined
 from fpgapipe.lowering.program.pipeline import PipelineProgram
@@ -441,12 +442,6 @@ class _Manifest:
     own: frozenset[str]
     hardware: bool
     files: Mapping[str, tuple[int, str]]
-
-
-def how_to_build(folder: Path) -> str:
-    """Part of a message: an example of a complete command line that makes a build."""
-    line = "fpgapipe build --board u280 --devices 2 --array 8x8 --batch 8"
-    return f"'{line} -o {folder}' makes one"
 
 
 def open_build(folder: Path | str) -> Build:

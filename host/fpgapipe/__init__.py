@@ -11,6 +11,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "Build",
+    "Built",
     "ClusterSpec",
     "CoreSpec",
     "Dataset",
@@ -26,6 +27,9 @@ __all__ = [
     "ModelBackend",
     "PipelineProgram",
     "Plan",
+    "Planned",
+    "PlannedDegrees",
+    "PlannedProfile",
     "Request",
     "RunOptions",
     "RunSummary",
@@ -42,6 +46,7 @@ __all__ = [
     "WireSpec",
     "__version__",
     "as_plan",
+    "build",
     "build_pipeline",
     "chain_of",
     "check_schedule",
@@ -57,9 +62,13 @@ __all__ = [
     "one_link_each",
     "open_backend",
     "open_build",
+    "plan",
+    "plan_profile",
+    "read_schedule",
     "run_build",
     "scalar_bits",
     "write_build",
+    "write_package",
     "write_report",
 ]
 
@@ -78,6 +87,15 @@ if TYPE_CHECKING:  # type checkers learn here what each name is
     from fpgapipe.host.data.data import load_data as load_data
     from fpgapipe.host.data.samples import Dataset as Dataset
     from fpgapipe.host.data.samples import Samples as Samples
+    from fpgapipe.host.make.build import Built as Built
+    from fpgapipe.host.make.build import build as build
+    from fpgapipe.host.make.csv_schedule import read_schedule as read_schedule
+    from fpgapipe.host.make.plan import Planned as Planned
+    from fpgapipe.host.make.plan import PlannedDegrees as PlannedDegrees
+    from fpgapipe.host.make.plan import PlannedProfile as PlannedProfile
+    from fpgapipe.host.make.plan import plan as plan
+    from fpgapipe.host.make.plan import plan_profile as plan_profile
+    from fpgapipe.host.package.package import write_package as write_package
     from fpgapipe.host.report.pages.page import write_report as write_report
     from fpgapipe.host.runtime.measure import Measurement as Measurement
     from fpgapipe.host.runtime.measure import measure_build as measure_build
@@ -128,6 +146,16 @@ else:
         "fpgapipe.host.data.samples": ("Dataset", "Samples"),
         "fpgapipe.host.runtime.measure": ("Measurement", "measure_build"),
         "fpgapipe.lowering.program.pipeline": ("PipelineProgram", "build_pipeline"),
+        "fpgapipe.host.make.plan": (
+            "Planned",
+            "PlannedDegrees",
+            "PlannedProfile",
+            "plan",
+            "plan_profile",
+        ),
+        "fpgapipe.host.make.build": ("Built", "build"),
+        "fpgapipe.host.make.csv_schedule": ("read_schedule",),
+        "fpgapipe.host.package.package": ("write_package",),
         "fpgapipe.host.report.pages.page": ("write_report",),
         "fpgapipe.host.runtime.runtime": ("RunOptions", "RunSummary", "open_backend", "run_build"),
         "fpgapipe.lowering.units.step_options": ("StepOptions", "scalar_bits"),

@@ -27,24 +27,48 @@ class Column:
     number: bool = False
 
 
-def print_table(
-    columns: Sequence[Column], rows: Sequence[Sequence[object]], title: str = ""
-) -> None:
-    """Print a table to standard output: drawn on a terminal, aligned plain text elsewhere.
+@dataclass(frozen=True)
+class Table:
+    """Rows of cells below headings; ``str`` gives aligned plain text, which has no line wrapped.
 
     The plain form never wraps or shortens a cell, so that programs such as grep and cut can read
-    it. The drawn form wraps cells only between words, since half a number or half a name would
-    mislead. If the terminal is too narrow even then, the terminal wraps whole lines.
+    it.
     """
-    cells = [[str(cell) for cell in row] for row in rows]
-    if sys.stdout.isatty():
+
+    columns: Sequence[Column]
+    rows: Sequence[Sequence[object]]
+    title: str = ""
+
+    def __str__(self) -> str:
+        cells = [[str(cell) for cell in row] for row in self.rows]
+        headings = [column.heading for column in self.columns]
+        widths = [max(map(len, each)) for each in zip(headings, *cells, strict=True)]
+        lines = [self.title] if self.title else []
+        for row in [headings, *cells]:
+            words = [
+                cell.rjust(width) if column.number else cell.ljust(width)
+                for cell, width, column in zip(row, widths, self.columns, strict=True)
+            ]
+            lines.append("  ".join(words).rstrip())
+        return "\n".join(lines)
+
+    def print(self) -> None:
+        """Print to standard output: drawn on a terminal, aligned plain text elsewhere.
+
+        The drawn form wraps cells only between words, since half a number or half a name would
+        mislead. If the terminal is too narrow even then, the terminal wraps whole lines.
+        """
+        if not sys.stdout.isatty():
+            print(self)
+            return
         from rich import box
         from rich.console import Console
-        from rich.table import Table
+        from rich.table import Table as Drawn
         from rich.text import Text
 
-        table = Table(title=title or None, box=box.SIMPLE_HEAD, title_justify="left")
-        for column, *texts in zip(columns, *cells, strict=True):
+        cells = [[str(cell) for cell in row] for row in self.rows]
+        table = Drawn(title=self.title or None, box=box.SIMPLE_HEAD, title_justify="left")
+        for column, *texts in zip(self.columns, *cells, strict=True):
             words = " ".join([column.heading, *texts]).split()
             table.add_column(
                 column.heading,
@@ -57,17 +81,13 @@ def print_table(
         console = Console()
         needed = console.measure(table).minimum
         console.print(table, width=max(console.width, needed), crop=False)
-        return
-    if title:
-        print(title)
-    headings = [column.heading for column in columns]
-    widths = [max(map(len, each)) for each in zip(headings, *cells, strict=True)]
-    for row in [headings, *cells]:
-        words = [
-            cell.rjust(width) if column.number else cell.ljust(width)
-            for cell, width, column in zip(row, widths, columns, strict=True)
-        ]
-        print("  ".join(words).rstrip())
+
+
+def print_table(
+    columns: Sequence[Column], rows: Sequence[Sequence[object]], title: str = ""
+) -> None:
+    """Print a `Table`."""
+    Table(columns, rows, title).print()
 
 
 def print_json(value: object) -> None:

@@ -11,9 +11,12 @@ import time
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
-    from rich.progress import Progress
+    from rich.progress import Progress as Bar
+
+    Progress = Callable[[], contextlib.AbstractContextManager["Display"]]
+    """Function that shows the progress of what is done within its context."""
 
 FIRST_S, EVERY_S = 5.0, 60.0
 """Seconds until the first line, and from line to line."""
@@ -36,11 +39,11 @@ class Display:
 
     Parameters
     ----------
-    bar : Progress or None
+    bar : Bar or None
         Bar that shows the progress; without one, `line` gives it as text.
     """
 
-    def __init__(self, bar: Progress | None = None) -> None:
+    def __init__(self, bar: Bar | None = None) -> None:
         self._bar = bar
         self._task = bar.add_task("starting", total=None) if bar else None
         self._what = "starting"
@@ -80,6 +83,10 @@ class Display:
                 self._task, description=self._what, completed=self._done, total=self._total
             )
 
+    def count(self, done: float, total: float) -> None:
+        """Update the parts that are done, and their number in all."""
+        self.update(completed=done, total=total)
+
     def figures(self, figures: Mapping[str, Any]) -> None:
         """Set what the command knows in numbers, which `record` adds to what is shown as text."""
         self._figures = figures
@@ -109,6 +116,11 @@ class Display:
                     parts.append(f"about {span((self._total - self._done) / rate)} left")
         parts.append(f"{span(now - self._begin_s)} so far")
         return ", ".join(parts)
+
+
+def silent() -> contextlib.AbstractContextManager[Display]:
+    """Show no progress."""
+    return contextlib.nullcontext(Display())
 
 
 @contextlib.contextmanager

@@ -546,7 +546,7 @@ def test_what_to_take_in_place_of_an_array(cli):
     [(True, NoRoom()), (False, NoRoom()), (False, NotImplementedError()), (False, None)],
 )
 def test_a_layer_that_does_not_fit_gets_a_larger_scratchpad(fits, why, cli, monkeypatch, tmp_path):
-    from fpgapipe.host.build import build
+    from fpgapipe.host.make import build
 
     sizes = []
     write_build = build.write_build

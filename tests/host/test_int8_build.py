@@ -12,8 +12,8 @@ from fpgapipe.errors import UserError
 from fpgapipe.host.backends.torch_reference import forward
 from fpgapipe.host.build.build import open_build
 from fpgapipe.host.cli.main import main
-from fpgapipe.host.cli.options.quantised import with_integers, with_parameters
 from fpgapipe.host.data.data import load_data
+from fpgapipe.host.make.networks import with_integers, with_parameters
 from fpgapipe.host.runtime.evaluation import Inference
 from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec, ScratchpadSpec, VectorSpec
 from fpgapipe.network.initial_values import initial_parameters

@@ -15,7 +15,7 @@ import pytest
 from launchers import mpiexec
 
 from fpgapipe.errors import FileError, ToolError, UserError
-from fpgapipe.host.cli.options.planning import loader
+from fpgapipe.host.make.networks import loader
 from fpgapipe.jobs import local_processes, results, sharing
 from fpgapipe.lowering.units.network_units import Refusal, RefusedNetwork
 

@@ -22,7 +22,7 @@ def test_what_cannot_be_written_is_refused_before_the_work(cli, tmp_path, monkey
     fault = f"error: {output}: cannot be written: No such file or directory\n"
     assert cli(*SCHEDULE, option, output) == (2, "", fault)
     if option != "--csv":
-        monkeypatch.setattr("fpgapipe.host.cli.options.cluster_options.chosen_cluster", None)
+        monkeypatch.setattr("fpgapipe.host.cli.commands.plan.chosen_cluster", None)
         assert cli(*PLAN, option, output) == (2, "", fault)
         assert cli(*PLAN, "-o", output) == (2, "", fault)
 
@@ -73,7 +73,7 @@ def test_a_manifest_of_something_else_guards_nothing(tmp_path, text):
     ],
 )
 def test_where_no_build_can_be_is_known_before_the_plan(cli, tmp_path, monkeypatch, name, fault):
-    monkeypatch.setattr("fpgapipe.host.cli.options.planning.loader", None)
+    monkeypatch.setattr("fpgapipe.host.make.build.loader", None)
     (tmp_path / "file").touch()
     (tmp_path / "link").symlink_to("link")
     (tmp_path / "full/of").mkdir(parents=True)

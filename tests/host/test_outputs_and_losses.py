@@ -101,10 +101,10 @@ def test_auxiliary_outputs_are_not_evaluated():
 @pytest.fixture
 def build(tmp_path, monkeypatch, cli):
     """Return a function that builds the network with some options."""
-    from fpgapipe.host.cli.options import planning
+    from fpgapipe.host.make import networks
 
     def make(*options, auxiliary=()):
-        monkeypatch.setattr(planning.Loader, "_load", lambda _, batch: network(batch, auxiliary))
+        monkeypatch.setattr(networks.Loader, "_load", lambda _, batch: network(batch, auxiliary))
         monkeypatch.chdir(tmp_path)
         boards = ("--board", "u280", "--devices", 2, "--array", "8x8", "--batch", 8)
         return cli("build", *boards, "--micro-batches", 2, "--no-verify", "-o", "b", *options)

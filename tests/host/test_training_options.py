@@ -25,9 +25,9 @@ def newest(folder):
 @pytest.fixture
 def build(tmp_path, monkeypatch, cli):
     """Return a function that builds the small network with some options."""
-    from fpgapipe.host.cli.options import planning
+    from fpgapipe.host.make import networks
 
-    monkeypatch.setattr(planning.Loader, "_load", lambda _, samples: small_network(samples))
+    monkeypatch.setattr(networks.Loader, "_load", lambda _, samples: small_network(samples))
     monkeypatch.chdir(tmp_path)
 
     def make(*options, devices=2, batch=8):

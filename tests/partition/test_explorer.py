@@ -9,7 +9,7 @@ import pytest
 
 from fpgapipe.boards.cluster import chain_of, load_cluster
 from fpgapipe.boards.library import load_board
-from fpgapipe.host.cli.options.planning import loader
+from fpgapipe.host.make.networks import loader
 from fpgapipe.lowering.schedule.pytorch_csv import from_pytorch_csv, to_pytorch_csv
 from fpgapipe.partition.explore import comparison
 from fpgapipe.partition.explore.candidate import time_candidate

@@ -12,7 +12,7 @@ from fpgapipe.boards.library import board_names, load_board
 from fpgapipe.errors import UserError
 from fpgapipe.host.build.build_hardware import core_name, shape_on
 from fpgapipe.host.build.wires import wire_specs
-from fpgapipe.host.cli.options.planning import why_not_built
+from fpgapipe.host.make.planning import why_not_built
 from fpgapipe.hw.hls_models.resources.core_resources import (
     Resources,
     block_resources,

@@ -34,7 +34,7 @@ def compare(network: str, cluster: Cluster, batch: int, as_json: bool) -> None:
     """
     import dataclasses
 
-    from fpgapipe.host.cli.options.planning import loader
+    from fpgapipe.host.make.networks import loader
     from fpgapipe.host.terminal.console import Column, print_json, print_table, progress, scaled
     from fpgapipe.partition.pricing.machine_comparison import compare_on_machine
 

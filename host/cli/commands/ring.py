@@ -10,7 +10,7 @@ import click
 from fpgapipe.host.cli.options import ranges
 from fpgapipe.host.cli.options.cluster_options import cluster_options
 from fpgapipe.host.cli.options.completion import networks_that_begin
-from fpgapipe.host.cli.options.options import command
+from fpgapipe.host.cli.options.options import command, parse_array
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -150,10 +150,10 @@ def ring(networks: tuple[str, ...], cluster: Cluster, as_json: bool, **options: 
     from pathlib import Path
 
     from fpgapipe.errors import UserError
-    from fpgapipe.host.cli.options.planning import loader, parse_array
-    from fpgapipe.host.cli.options.verify import verify_network
     from fpgapipe.host.data.data import load_data
     from fpgapipe.host.data.sample_checks import check_samples
+    from fpgapipe.host.make.build import compared
+    from fpgapipe.host.make.networks import loader
     from fpgapipe.host.ring.ring_build import check_one_output, make_ring_build
     from fpgapipe.host.ring.ring_folder import RingFolder
     from fpgapipe.host.ring.ring_training import RingTrainer
@@ -182,8 +182,12 @@ def ring(networks: tuple[str, ...], cluster: Cluster, as_json: bool, **options: 
     for load in loads.values():
         check_network(load(size), train=True)
         check_one_output(load(size))
-        if options["verify"] and not options["plan_only"]:
-            verify_network(load, batch, options["micro_batches"], train=True)
+        if (
+            options["verify"]
+            and not options["plan_only"]
+            and (note := compared(load, batch, options["micro_batches"], train=True))
+        ):
+            print(note)
     data = None
     if options["samples"] is None:
         data = load_data(options["data"], models[0][1](size))

@@ -141,7 +141,7 @@ def schedule(kind: str | None, as_json: bool, **options: Any) -> None:
 def _read(kind: str | None, options: dict[str, Any]) -> tuple[Schedule, StageTimes]:
     """Read the schedule of a file; all its stages have the times of the options."""
     from fpgapipe.errors import UserError
-    from fpgapipe.host.cli.options.csv_schedule import read_schedule
+    from fpgapipe.host.make.csv_schedule import read_schedule
     from fpgapipe.partition.timeline.timeline import StageTimes
 
     if kind is not None:

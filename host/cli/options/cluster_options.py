@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+import fpgapipe
+from fpgapipe.errors import UserError
 from fpgapipe.host.cli.options import ranges
 from fpgapipe.host.cli.options.completion import boards_that_begin
 
@@ -67,16 +69,12 @@ def chosen_cluster(board: str | None, devices: int | None, cluster_file: str | N
     UserError
         If they select none or contradict each other, or a file has faults.
     """
-    from fpgapipe.boards.cluster import chain_of, load_cluster
-    from fpgapipe.boards.library import load_board
-    from fpgapipe.errors import UserError
-
     if cluster_file is not None:
         if board is not None or devices is not None:
             extra = "--board" if board is not None else "--devices"
             raise UserError(f"a cluster file says which boards there are, so leave out {extra}")
-        return load_cluster(cluster_file)
+        return fpgapipe.load_cluster(cluster_file)
     if board is None:
         rest = "" if devices is None else ", and not --devices alone"
         raise UserError(f"give a cluster file, or --board and --devices{rest}")
-    return chain_of(load_board(board), 1 if devices is None else devices)
+    return fpgapipe.chain_of(fpgapipe.load_board(board), 1 if devices is None else devices)

@@ -4,12 +4,19 @@ import contextlib
 import functools
 import logging
 import os
+import re
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import click
 
+from fpgapipe.errors import UserError, shown
+from fpgapipe.garbage import rare_collections
+from fpgapipe.host.build.example import how_to_build
+from fpgapipe.host.terminal.console import json_alone, set_up_logging
+from fpgapipe.host.terminal.progress import span
 from fpgapipe.stopwatch import phases
 
 LONG_S = 5.0
@@ -40,8 +47,6 @@ def _say_phases(seconds: dict[str, float]) -> None:
     """Log where the time went, if the command took at least `LONG_S`."""
     if sum(seconds.values()) < LONG_S:
         return
-    from fpgapipe.host.terminal.progress import span
-
     largest = sorted(seconds.items(), key=lambda item: -item[1])
     text = ", ".join(f"{span(each)} {name}" for name, each in largest if each >= 0.5)
     logging.getLogger("fpgapipe").info("the time went into %s", text)
@@ -58,10 +63,6 @@ def build_folders(
 def build_folder(ctx: click.Context, param: click.Parameter, value: str | None) -> str:
     """Return the build folder of a command; the error if there is none says how to make one."""
     if value is None:
-        from pathlib import Path
-
-        from fpgapipe.host.build.build import how_to_build
-
         example = Path("out/digits-cnn")
         raise click.UsageError(
             f"name the folder of a build; {how_to_build(example)}, and then there is "
@@ -69,6 +70,23 @@ def build_folder(ctx: click.Context, param: click.Parameter, value: str | None) 
             ctx,
         )
     return value
+
+
+def parse_array(text: str | None) -> tuple[int, int] | None:
+    """Rows and columns of an array, written as ``8x8``; None for None.
+
+    Raises
+    ------
+    UserError
+        If the text does not have this form.
+    """
+    if text is None:
+        return None
+    if found := re.fullmatch(r"(\d{1,4})[xX](\d{1,4})", text, re.ASCII):
+        rows, cols = int(found[1]), int(found[2])
+        if 1 <= rows <= 1024 and 1 <= cols <= 1024:
+            return rows, cols
+    raise UserError(f"--array must be ROWSxCOLS, each 1..1024, such as 8x8, not {shown(text)}")
 
 
 def command(
@@ -90,9 +108,6 @@ def command(
 
     def decorate(function: Callable[..., Any]) -> click.Command:
         def run(*args: Any, **kwargs: Any) -> Any:
-            from fpgapipe.garbage import rare_collections
-            from fpgapipe.host.terminal.console import json_alone, set_up_logging
-
             set_up_logging(click.get_current_context().meta.get("fpgapipe.verbosity", 0))
             phases()  # discards the times of earlier commands in this process
             try:

@@ -119,7 +119,8 @@ def ask_machine(network: str, options: dict[str, Any], numbers: Sequence[int]) -
 
     from fpgapipe.boards.library import load_board
     from fpgapipe.errors import UserError
-    from fpgapipe.host.cli.options.planning import loader, parse_array
+    from fpgapipe.host.cli.options.options import parse_array
+    from fpgapipe.host.make.networks import loader
     from fpgapipe.host.terminal.console import progress
     from fpgapipe.partition.oracle.machine import STRATEGIES
     from fpgapipe.partition.oracle.question import Batch, Machine
@@ -238,8 +239,8 @@ def _layers(network: str | None, options: dict[str, Any]) -> tuple[list[LayerRow
     from fpgapipe.boards.cluster import chain_of
     from fpgapipe.boards.library import load_board
     from fpgapipe.errors import UserError
-    from fpgapipe.host.cli.options.planning import loader
     from fpgapipe.host.cli.options.platform_file import read_platform
+    from fpgapipe.host.make.networks import loader
     from fpgapipe.network.load import load_file
     from fpgapipe.partition.oracle.measured_rows import rows_of
     from fpgapipe.partition.oracle.network_rows import rows_of_network

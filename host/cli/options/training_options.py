@@ -5,16 +5,13 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import click
 
+import fpgapipe
+from fpgapipe.errors import UserError
 from fpgapipe.host.cli.options import ranges
-
-if TYPE_CHECKING:
-    from fpgapipe.lowering.units.step_options import StepOptions
-    from fpgapipe.network.graph import Graph
-    from fpgapipe.network.losses import Loss
 
 OPTIMISERS = ("sgd", "adam", "adamw")
 DECAYS = ("all", "weights")
@@ -25,7 +22,7 @@ def training_options(function: Callable[..., Any]) -> Callable[..., Any]:
     """Give ``build`` the options of its programs; use it below ``@command``.
 
     The function gets the :class:`~fpgapipe.lowering.units.step_options.StepOptions` that they
-    select as its argument ``step_options``.
+    select as its argument ``options``.
     """
 
     @functools.wraps(function)
@@ -60,7 +57,7 @@ def training_options(function: Callable[..., Any]) -> Callable[..., Any]:
         default: Literal["all", "weights"] = "weights" if optimiser == "adamw" else "all"
         if mode == "train":
             options = replace(options, decays=decay or default, undecayed=no_decay)
-        return function(*args, mode=mode, step_options=options, **kwargs)
+        return function(*args, options=options, **kwargs)
 
     for option in (
         click.option(
@@ -148,8 +145,8 @@ def chosen_options(
     epsilon: float | None,
     clip_norm: float | None,
     mode: str,
-    loss: Loss | None = None,
-) -> StepOptions:
+    loss: fpgapipe.Loss | None = None,
+) -> fpgapipe.StepOptions:
     """The options of programs that a command line selects.
 
     Raises
@@ -157,9 +154,6 @@ def chosen_options(
     UserError
         If it has options that do not go together.
     """
-    from fpgapipe.errors import UserError
-    from fpgapipe.lowering.units.step_options import StepOptions
-
     numbers = {"--beta1": beta1, "--beta2": beta2, "--epsilon": epsilon}
     given = [name for name, value in numbers.items() if value is not None]
     if mode == "infer" and (given or optimiser != "sgd" or clip_norm is not None):
@@ -167,9 +161,9 @@ def chosen_options(
     if given and optimiser == "sgd":
         raise UserError(f"{given[0]} is a number of Adam: take --optimiser adam or adamw")
     if mode == "infer":
-        return StepOptions(train=False)
-    default = StepOptions()
-    return StepOptions(
+        return fpgapipe.StepOptions(train=False)
+    default = fpgapipe.StepOptions()
+    return fpgapipe.StepOptions(
         loss=loss or default.loss,
         optimiser=optimiser,  # type: ignore[arg-type]
         betas=(
@@ -189,7 +183,7 @@ def chosen_loss(
     mode: str,
     kinds: Sequence[str] = (),
     weights: Sequence[str] = (),
-) -> Loss:
+) -> fpgapipe.Loss:
     """The loss that a command line selects, with those of outputs that have one of their own.
 
     Raises
@@ -197,16 +191,13 @@ def chosen_loss(
     UserError
         If it has options that do not go together.
     """
-    from fpgapipe.errors import UserError
-    from fpgapipe.network.losses import Loss
-
     own = _by_output("--output-loss", kinds)
     factors = {name: _number(name, text) for name, text in _by_output("--loss-weight", weights)}
     has_classes = "cross-entropy" in (kind, *dict(own).values())
 
-    def loss_of(kind: str, weight: float) -> Loss:
+    def loss_of(kind: str, weight: float) -> fpgapipe.Loss:
         labels = kind == "cross-entropy" or not has_classes
-        return Loss(
+        return fpgapipe.Loss(
             kind,  # type: ignore[arg-type]
             float(smoothing) if labels else 0.0,
             ignores and labels,
@@ -221,15 +212,13 @@ def chosen_loss(
         found = replace(loss_of(kind, 1.0), others=tuple(others.items()))
     except ValueError as error:
         raise UserError(str(error)) from None
-    if mode == "infer" and found != Loss():
+    if mode == "infer" and found != fpgapipe.Loss():
         raise UserError("inference has no loss: leave its options out, or take --mode train")
     return found
 
 
 def _by_output(option: str, texts: Sequence[str]) -> list[tuple[str, str]]:
     """Split texts of the form ``OUTPUT=VALUE``; each output may occur once."""
-    from fpgapipe.errors import UserError
-
     found: dict[str, str] = {}
     for text in texts:
         name, equals, value = text.rpartition("=")
@@ -242,7 +231,6 @@ def _by_output(option: str, texts: Sequence[str]) -> list[tuple[str, str]]:
 
 
 def _number(name: str, text: str) -> float:
-    from fpgapipe.errors import UserError
 
     try:
         return float(text)
@@ -250,43 +238,3 @@ def _number(name: str, text: str) -> float:
         raise UserError(
             f"the weight of the loss of {name!r} must be a number, not {text!r}"
         ) from None
-
-
-def check_training(options: StepOptions, schedule: str) -> None:
-    """Refuse options of programs that a schedule does not have.
-
-    Raises
-    ------
-    UserError
-        If they do not go together.
-    """
-    from fpgapipe.errors import UserError
-    from fpgapipe.lowering.program.late_updates import late_options
-    from fpgapipe.partition.schedule.schedule_kinds import make_schedule
-
-    if options.train and schedule != "auto" and not make_schedule(schedule, 2, 2).synchronous:
-        try:
-            late_options(options)
-        except NotImplementedError as error:
-            raise UserError(str(error)) from error
-
-
-def frozen_loader(
-    load: Callable[[int], Graph], patterns: tuple[str, ...]
-) -> Callable[[int], Graph]:
-    """A function that loads a network as another does, with some of its parameters frozen.
-
-    It raises a UserError if a pattern matches none, or if nothing is left to learn.
-    """
-    from fpgapipe.errors import UserError
-    from fpgapipe.network.graph import NetworkError
-    from fpgapipe.network.parameter_groups import freeze
-
-    @functools.cache
-    def frozen(samples: int) -> Graph:
-        try:
-            return freeze(load(samples), patterns)
-        except NetworkError as error:
-            raise UserError(str(error)) from None
-
-    return frozen

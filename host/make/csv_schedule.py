@@ -1,22 +1,28 @@
-"""Schedules that ``--from-csv`` names."""
+"""Schedules in PyTorch's CSV form."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from fpgapipe.errors import FileError
+from fpgapipe.lowering.schedule.pytorch_csv import read_pytorch_csv
+from fpgapipe.lowering.schedule.schedule import ScheduleError
+from fpgapipe.partition.schedule.schedule_kinds import check_passes
+from fpgapipe.partition.schedule.schedule_rules import check_schedule
+
 if TYPE_CHECKING:
     from fpgapipe.lowering.schedule.schedule import Schedule
 
 
 def read_schedule(
-    name: str, num_devices: int | None = None, num_microbatches: int | None = None
+    name: str | Path, num_devices: int | None = None, num_microbatches: int | None = None
 ) -> Schedule:
     """Read a schedule in PyTorch's CSV form and check it against all rules.
 
     Parameters
     ----------
-    name : str
+    name : str or Path
         The file.
     num_devices, num_microbatches : int, optional
         Numbers that the schedule has to have.
@@ -26,12 +32,6 @@ def read_schedule(
     FileError
         If the file is no schedule, breaks a rule, deadlocks, or has other numbers.
     """
-    from fpgapipe.errors import FileError
-    from fpgapipe.lowering.schedule.pytorch_csv import read_pytorch_csv
-    from fpgapipe.lowering.schedule.schedule import ScheduleError
-    from fpgapipe.partition.schedule.schedule_kinds import check_passes
-    from fpgapipe.partition.schedule.schedule_rules import check_schedule
-
     made = read_pytorch_csv(Path(name))
     faults = []
     for what, has, wanted in (
@@ -52,7 +52,7 @@ def read_schedule(
 
 
 def read_plain_schedule(
-    name: str, num_devices: int | None = None, num_microbatches: int | None = None
+    name: str | Path, num_devices: int | None = None, num_microbatches: int | None = None
 ) -> Schedule:
     """Read a schedule with a stage on each device, in the order of the devices.
 
@@ -61,8 +61,6 @@ def read_plain_schedule(
     FileError
         In the same cases as `read_schedule`, and if a device has other stages.
     """
-    from fpgapipe.errors import FileError
-
     made = read_schedule(name, None, num_microbatches)
     if made.placement != tuple(range(made.num_stages)):
         raise FileError(

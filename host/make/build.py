@@ -1,0 +1,471 @@
+"""Builds: a network planned for boards, with its programs and hardware."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import importlib.util
+from dataclasses import dataclass
+from functools import cached_property, partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from fpgapipe.boards.cluster import Cluster
+from fpgapipe.errors import UserError
+from fpgapipe.host.backends.verification import verified
+from fpgapipe.host.build.build import Build, check_folder, write_build
+from fpgapipe.host.build.verilog_ahead import LARGE_MACS, Begun
+from fpgapipe.host.make.networks import frozen_loader, loader, with_integers, with_parameters
+from fpgapipe.host.make.plan_tables import plan_parts
+from fpgapipe.host.make.planning import (
+    PIPELINES,
+    check_strategy,
+    explored,
+    fastest_shards,
+    plan_shards,
+    rank,
+    spec_of,
+)
+from fpgapipe.host.package.target import check_boards
+from fpgapipe.host.runtime.program_check import Verification, verify_programs
+from fpgapipe.host.terminal.console import Column, Table, count, scaled
+from fpgapipe.host.terminal.progress import silent
+from fpgapipe.host.terminal.result import Result
+from fpgapipe.hw.hls_models.spec.core_spec import NoRoom
+from fpgapipe.lowering.memory.sharing import Category
+from fpgapipe.lowering.program.late_updates import late_options
+from fpgapipe.lowering.units.network_units import check_network
+from fpgapipe.lowering.units.step_options import StepOptions
+from fpgapipe.partition.cost.cores import RESOURCES
+from fpgapipe.partition.explore.explorer import AUTO_SCHEDULES, Request, explore
+from fpgapipe.partition.explore.planned import as_plan, one_link_each
+from fpgapipe.partition.pricing.machine import price_plan
+from fpgapipe.partition.pricing.machine_search import THOROUGH, explore_remembered
+from fpgapipe.partition.pricing.plan_cores import core_specs
+from fpgapipe.partition.schedule.built_schedules import check_schedule_kind
+from fpgapipe.partition.schedule.schedule_kinds import make_schedule
+from fpgapipe.partition.search.problem import PlanError
+from fpgapipe.stopwatch import phase
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from fpgapipe.host.make.networks import Load
+    from fpgapipe.host.terminal.progress import Progress
+    from fpgapipe.hw.hls_models.spec.device import ClusterSpec
+    from fpgapipe.partition.explore.candidate import Candidate
+    from fpgapipe.partition.plan import Plan
+
+
+@dataclass(frozen=True)
+class Built(Result):
+    """A build that was made.
+
+    Attributes
+    ----------
+    build : Build
+    verification : Verification
+        How the programs of the layers compare with PyTorch.
+    request : Request
+        The question that the plan answers.
+    hardware : bool
+        Whether there is Verilog.
+    """
+
+    RECORDS: ClassVar[str] = "resources"
+
+    build: Build
+    verification: Verification
+    request: Request
+    hardware: bool = True
+
+    def to_dict(self) -> dict[str, Any]:
+        """The plan, the resources of the cores, and what the memories are used for."""
+        return {
+            "folder": str(self.build.folder),
+            "plan": self.build.plan.model_dump(mode="json"),
+            "resources": self.build.resources,
+            "memory_use": self.build.memory_use,
+            "verification": str(self.verification),
+        }
+
+    def shown(self) -> Iterator[Table | str]:
+        """The plan, resources, memory, what was compared, and where the build is."""
+        yield from plan_parts(self.build.plan, self.build.cluster)
+        yield ""
+        yield self._resources
+        yield ""
+        yield self._memory
+        if self.hint:
+            yield self.hint
+        yield str(self.verification)
+        folder = self.build.folder
+        where = str(folder) if self.hardware else f"{folder} --backend model"
+        yield f"written to {folder}; 'fpgapipe run {where}' runs it"
+
+    @property
+    def _resources(self) -> Table:
+        """The resources that each device's core takes, and their limits on its board."""
+        rows = []
+        for stage, each in enumerate(self.build.resources):
+            used, limits = each["used"], each["limits"]
+            cells = [
+                f"{count(used[name])} of {count(limits[name])}"
+                if limits[name]
+                else count(used[name])
+                for name in RESOURCES
+            ]
+            rows.append((stage, each["board"], each["core"], *cells))
+        heads = [Column("stage", True), Column("board"), Column("core")]
+        heads += [Column(name.upper(), True) for name in RESOURCES]
+        return Table(heads, rows, "what the cores take of what a design may use")
+
+    @property
+    def _memory(self) -> Table:
+        """What the memory of each device is used for."""
+        use = self.build.memory_use
+        names = [name for name in Category if any(name in each for each in use)]
+        rows = [
+            (
+                stage,
+                *(scaled(each.get(name, 0), "B", 1024) for name in names),
+                scaled(sum(each.values()), "B", 1024),
+            )
+            for stage, each in enumerate(use)
+        ]
+        heads = ["stage", *(name.value for name in names), "all"]
+        title = "what the memory of each device is used for, at the fullest moment"
+        return Table([Column(name, True) for name in heads], rows, title)
+
+    @cached_property
+    def hint(self) -> str | None:
+        """Says so if a single device is predicted to be faster; both are priced on the machine."""
+        plan, request = self.build.plan, self.request
+        if len(plan.stages) == 1 or plan.predicted.level != "machine":
+            return None
+        first = plan.stages[0]
+        place = request.cluster.device_names.index(first.device)
+        cluster = dataclasses.replace(
+            request.cluster,
+            device_names=(first.device,),
+            devices=(request.cluster.devices[place],),
+            links=(),
+        )
+        alone = dataclasses.replace(
+            request,
+            cluster=cluster,
+            num_microbatches=plan.num_microbatches,
+            array=(first.core.rows, first.core.cols),
+            scratchpad_bytes=first.core.scratchpad_bytes,
+        )
+        try:
+            priced = explore_remembered(alone, partial(explore, alone), "explore")
+        except PlanError:
+            return None
+        seconds = plan.predicted.minibatch_s
+        if priced.level != "machine" or priced.best.steady_s >= seconds:
+            return None
+        return (
+            f"hint: one {first.board} with this core is predicted to be "
+            f"{seconds / priced.best.steady_s:.2f} times as fast as these {len(plan.stages)} "
+            "devices"
+        )
+
+
+def build(
+    network: str | Load,
+    cluster: Cluster | ClusterSpec,
+    folder: Path | str | None = None,
+    *,
+    batch: int = 32,
+    micro_batches: int | None = None,
+    strategy: str = "pipeline",
+    schedule: str = "1f1b-as",
+    array: tuple[int, int] | None = None,
+    options: StepOptions | None = None,
+    seed: int = 0,
+    parameters: str | None = None,
+    int8: str | None = None,
+    int8_percentile: float = 100,
+    freeze: Sequence[str] = (),
+    verify: bool = True,
+    hardware: bool = True,
+    package: str | None = None,
+    on_note: Callable[[str], object] = lambda text: None,
+    progress: Progress = silent,
+) -> Built:
+    """Plan a network for boards, make its programs and hardware, and write the build folder.
+
+    If a layer does not fit its core's scratchpad, the plan is made again with a larger one. All
+    devices are used.
+
+    Parameters
+    ----------
+    network : str or callable
+        Its name or file, or a function that gives the graph for a number of samples.
+    cluster : Cluster or ClusterSpec
+    folder : path, optional
+        Folder to write; ``out/NETWORK`` if it is not given.
+    batch : int
+        Samples in a mini-batch.
+    micro_batches : int, optional
+        Equal parts of a mini-batch; the best of several numbers if it is not given.
+    strategy : str
+        A name of ``fpgapipe build --strategy``, or the path of a file of degrees or stages.
+    schedule : str
+        Order of the passes, or ``auto`` for the best of several.
+    array : (int, int), optional
+        Rows and columns of each device's array; as few as are fast if it is not given.
+    options : StepOptions, optional
+        Options of the programs: training, which is the default, or inference.
+    seed : int
+        Seed of the random initial parameters.
+    parameters : str, optional
+        A ``.npz`` file or a checkpoint with parameters to begin with.
+    int8 : str, optional
+        Samples, as for `load_data`, from which an INT8 network for inference has its scales.
+    int8_percentile : float
+        Percentage of the elements of each activation that are within the scale.
+    freeze : sequence of str
+        Patterns of parameters that training leaves unchanged.
+    verify : bool
+        Whether an imported network is compared with its source, and the programs with PyTorch.
+    hardware : bool
+        Whether the cores' Verilog is made.
+    package : str, optional
+        A vendor's flow for which the build will be packaged; boards without it are refused first.
+    on_note : callable
+        Is told how the network compares with its source.
+    progress : callable
+        Shows the progress.
+
+    Raises
+    ------
+    UserError
+        If options contradict each other, something does not fit, the network differs from its
+        source or a program from PyTorch, or the folder cannot be written.
+    """
+    options = options or StepOptions()
+    if folder is not None:
+        check_folder(Path(folder))
+    if package is not None:
+        if not hardware:
+            raise UserError("--package packages the cores' Verilog, so it excludes --no-hardware")
+        if not isinstance(cluster, Cluster):
+            raise TypeError("a package needs the boards of a Cluster, which a ClusterSpec lacks")
+        check_boards(cluster, package)
+    check_strategy(strategy, schedule, ("auto", "1f1b-as"))
+    if schedule != "auto":
+        check_schedule_kind(schedule)
+    check_training(options, schedule)
+    if int8 is not None and options.train:
+        raise UserError("--int8 builds networks for inference: it needs --mode infer")
+    source = loader(network)
+    micro_batches = source.micro_batches(batch, micro_batches)
+    microbatch = batch // (micro_batches or 1)
+    evaluated = source if options.train else (lambda samples: source(samples).evaluated)
+    if int8 is None and int8_percentile != 100:
+        raise UserError(
+            "--int8-percentile is about the scales of --int8 DATA: name samples with it"
+        )
+    trained = with_parameters(evaluated, parameters, microbatch)
+    load = with_integers(trained, int8, microbatch, int8_percentile)
+    if freeze:
+        load = frozen_loader(load, freeze)
+    request = Request(
+        load,
+        batch,
+        one_link_each(spec_of(cluster)),
+        AUTO_SCHEDULES if schedule == "auto" else (schedule,),
+        micro_batches,
+        array=array,
+        train=options.train,
+        all_devices=True,
+        merges=strategy == "merge",
+        options=options,
+    )
+    _refuse_layers(request)
+    if verify and (note := compared(source, batch, micro_batches, train=request.train)):
+        on_note(note)
+    making = _Making(request, source.name, folder, seed, verify, hardware, progress)
+    shards: Plan | None = None
+    if strategy == "auto":
+        shards = making.faster_shards()
+    elif strategy not in PIPELINES:
+        shards, _, _ = plan_shards(request, source.name, strategy, progress)
+    return making.of(shards) if shards else making.pipeline()
+
+
+def check_training(options: StepOptions, schedule: str) -> None:
+    """Refuse options of programs that a schedule does not have.
+
+    Raises
+    ------
+    UserError
+        If they do not go together.
+    """
+    if options.train and schedule != "auto" and not make_schedule(schedule, 2, 2).synchronous:
+        try:
+            late_options(options)
+        except NotImplementedError as error:
+            raise UserError(str(error)) from error
+
+
+def compared(load: Load, batch: int, micro_batches: int | None, *, train: bool) -> str | None:
+    """Refuse a network that differs from its source; say what was compared, if it has one.
+
+    A batch of two samples is enough, unless the network has a fixed batch.
+
+    Parameters
+    ----------
+    load : callable
+        Loads the network for a number of samples.
+    batch : int
+    micro_batches : int or None
+        Micro-batches of a mini-batch, if they were asked for.
+    train : bool
+        Whether it is to be trained.
+    """
+    try:
+        graph = load(min(2, batch))
+    except UserError:
+        graph = load(batch // (micro_batches or 1))
+    if graph.source is None:
+        return None
+    if importlib.util.find_spec("torch") is None:
+        return "not verified: that needs torch (pip install 'fpgapipe[torch]')"
+    return str(verified(graph, train=train))
+
+
+def _refuse_layers(request: Request) -> None:
+    """Refuse a network with layers that no core runs before time is spent on planning."""
+    count = request.num_microbatches or 1
+    if request.batch % count == 0:  # otherwise the planner refuses the number of micro-batches
+        graph = request.load(request.batch // count)
+        check_network(graph, train=request.train, loss=request.step_options.loss)
+
+
+@dataclass(frozen=True)
+class _Making:
+    """What is done with every plan of a build; attributes are those of `build`."""
+
+    request: Request
+    network: str
+    folder: Path | str | None
+    seed: int
+    verify: bool
+    hardware: bool
+    progress: Progress
+
+    def pipeline(self) -> Built:
+        """Plan a pipeline and make it, with larger scratchpads until every layer fits."""
+        with contextlib.ExitStack() as stack:
+            begun = Begun(stack)
+
+            def begin(best: Candidate) -> None:
+                if not self.hardware:
+                    return
+                likely = self.planned(best)
+                is_large = sum(stage.macs for stage in likely.stages) >= LARGE_MACS
+                with contextlib.suppress(UserError):  # another plan may have cores that can be made
+                    begun.begin(list(dict.fromkeys(core_specs(likely))), is_large=is_large)
+
+            best = self.explored(on_first=begin)
+            while True:
+                try:
+                    return self.of(self.planned(best), begun)
+                except UserError as error:
+                    fits = not isinstance(error.__cause__, NoRoom)
+                    larger = None if fits else with_larger_scratchpads(best, self.request)
+                    if larger is None:
+                        raise
+                    best = larger
+
+    def explored(self, **more: Any) -> Candidate:
+        """The best candidate with the smallest arrays."""
+        return explored(self.request, smallest=True, progress=self.progress, **more).best
+
+    def planned(self, best: Candidate) -> Plan:
+        """The plan of a candidate."""
+        assert best.microbatch is not None
+        request = self.request
+        graph = request.load(best.microbatch)
+        return as_plan(
+            best, graph, self.network, request.batch, request.cluster, train=request.train
+        )
+
+    def faster_shards(self) -> Plan | None:
+        """The best plan with shards, if it is faster than the best pipeline."""
+        request = self.request
+        if len(request.cluster.devices) < 2:
+            return None
+        found, _ = fastest_shards(request, self.network, self.progress)
+        best = min((plan for plan, _, _ in found), key=rank, default=None)
+        if best is None:
+            return None
+        try:
+            plan = self.planned(self.explored(looks=THOROUGH))
+            graph = request.load(plan.microbatch)
+            plan, _ = price_plan(plan, graph, request.cluster, options=request.step_options)
+        except UserError:
+            return best
+        return best if rank(best) < rank(plan) else None
+
+    def of(self, plan: Plan, begun: Begun | None = None) -> Built:
+        """Compare the programs of a plan with PyTorch, if that is asked for, and write the build.
+
+        Parameters
+        ----------
+        plan : Plan
+        begun : Begun, optional
+            Verilog that was begun before.
+        """
+        request = self.request
+        graph = request.load(plan.microbatch)
+        folder = Path(self.folder or f"out/{graph.name}")
+        verification = Verification(skipped="--no-verify")
+        if self.verify:
+            with self.progress() as display, phase("comparison of the programs with PyTorch"):
+                display.add_task("comparing programs")
+                verification = verify_programs(plan, graph, request.step_options)
+        with self.progress() as display:
+            display.add_task("making programs")
+            written = write_build(
+                plan,
+                graph,
+                request.cluster,
+                folder,
+                seed=self.seed,
+                options=request.step_options,
+                on_part=lambda what: display.update(description=f"making {what}"),
+                begun=begun,
+                hardware=self.hardware,
+            )
+        verification.write(folder)
+        return Built(written, verification, request, self.hardware)
+
+
+def with_larger_scratchpads(best: Candidate, request: Request) -> Candidate | None:
+    """Plan again with scratchpads twice as large; None if the boards have no room for them.
+
+    The planner chooses the smallest scratchpad that costs no time. Whether there is a tiling of
+    each layer that fits it is known only when the layer's program is made.
+    """
+    first = best.stages[0].core
+    assert first is not None
+    asked = dataclasses.replace(
+        request,
+        array=(first.rows, first.cols),
+        num_microbatches=best.num_microbatches,
+        schedules=(best.kind,),
+        scratchpad_bytes=2 * _scratchpad_bytes(best),
+    )
+    try:
+        found = explore(asked).best
+    except PlanError:
+        return None
+    return found if _scratchpad_bytes(found) > _scratchpad_bytes(best) else None
+
+
+def _scratchpad_bytes(candidate: Candidate) -> int:
+    return max(stage.core.scratchpad_bytes for stage in candidate.stages if stage.core)

@@ -1,0 +1,480 @@
+"""Plans: the fastest way to train a network on a cluster, as ``fpgapipe plan`` finds it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from fpgapipe.errors import UserError
+from fpgapipe.host.make.csv_schedule import read_plain_schedule
+from fpgapipe.host.make.networks import loader
+from fpgapipe.host.make.plan_tables import explained_parts, plan_parts
+from fpgapipe.host.make.planning import (
+    PIPELINES,
+    check_strategy,
+    explored,
+    fastest_shards,
+    plan_shards,
+    rank,
+    spec_of,
+    why_not_built,
+)
+from fpgapipe.host.report.drawing.pictures import picture
+from fpgapipe.host.terminal.console import Column, Table, scaled
+from fpgapipe.host.terminal.progress import silent
+from fpgapipe.host.terminal.result import Result
+from fpgapipe.lowering.schedule.schedule import Schedule, TaskKind
+from fpgapipe.lowering.units.network_units import refusals_of
+from fpgapipe.network.load import load_file
+from fpgapipe.partition.explore.explorer import AUTO_SCHEDULES, Request
+from fpgapipe.partition.explore.measured import plan_profile as cut_profile
+from fpgapipe.partition.explore.planned import as_plan
+from fpgapipe.partition.pricing.machine import explain_plan, is_soon_priced, price_plan
+from fpgapipe.partition.pricing.machine_search import LOOKS, THOROUGH
+from fpgapipe.partition.search.problem import Objective
+from fpgapipe.partition.strategies.plan_layerwise import plan_any_degrees
+from fpgapipe.stopwatch import phase
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    from fpgapipe.boards.cluster import Cluster
+    from fpgapipe.host.terminal.progress import Progress
+    from fpgapipe.hw.hls_models.spec.device import ClusterSpec
+    from fpgapipe.network.graph import Graph
+    from fpgapipe.partition.explore.candidate import Candidate
+    from fpgapipe.partition.explore.explorer import Exploration
+    from fpgapipe.partition.plan import Plan
+    from fpgapipe.partition.pricing.cycle_account import CycleAccount
+    from fpgapipe.partition.search.problem import Partition
+    from fpgapipe.partition.strategies.layerwise import LayerwisePlan
+    from fpgapipe.partition.timeline.timeline import Timeline
+
+
+@dataclass(frozen=True)
+class Planned(Result):
+    """The fastest plan that was found.
+
+    Attributes
+    ----------
+    plan : Plan
+    graph : Graph
+        The network for a micro-batch.
+    cluster : ClusterSpec
+    timeline : Timeline
+        Timetable of a mini-batch.
+    built : dict
+        ``possible``, whether `fpgapipe.build` can build it, and the ``reason`` if not.
+    exploration : Exploration or None
+        What else was tried, if the plan is a pipeline.
+    search : LayerwisePlan or None
+        How degrees of layers were found, if it has some.
+    compared : dict of str to Plan
+        Plans of the strategies that were compared.
+    refused : tuple of str
+        Why other strategies are impossible.
+    explained : (int, list of CycleAccount) or None
+        Micro-batches of a step, and where its cycles go on each device, if that was asked for.
+    """
+
+    RECORDS: ClassVar[str] = "stages"
+
+    plan: Plan
+    graph: Graph
+    cluster: ClusterSpec
+    timeline: Timeline
+    built: Mapping[str, Any]
+    exploration: Exploration | None = None
+    search: LayerwisePlan | None = None
+    compared: Mapping[str, Plan] = field(default_factory=dict)
+    refused: tuple[str, ...] = ()
+    explained: tuple[int, list[CycleAccount]] | None = None
+
+    def picture(self, kind: str) -> str:
+        """Text of a picture of the timetable: ``svg``, ``html``, or ``trace`` for Perfetto."""
+        plan, sent = self.plan, dict[tuple[TaskKind, int], float]()
+        if self.exploration:
+            for i, stage in enumerate(self.exploration.best.stages):
+                sent[TaskKind.SF, i] = stage.sends_bytes
+                sent[TaskKind.SB, i + 1] = stage.returns_bytes
+        return picture(
+            kind,
+            self.timeline,
+            f"{plan.network} on {plan.cluster}, {plan.schedule}",
+            names=plan.stage_devices if plan.is_hybrid else [each.device for each in plan.stages],
+            transfer_bytes=sent,
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """The plan, what it was compared with, and whether it can be built."""
+        found = self.exploration
+        value: dict[str, Any] = self.plan.model_dump(mode="json")
+        value["tried"] = [
+            {
+                "schedule": each.kind,
+                "num_microbatches": each.num_microbatches,
+                "minibatch_s": each.minibatch_s,
+            }
+            for each in (found.tried if found else ())
+        ]
+        value["refused"] = [*(found.refused if found else ()), *self.refused]
+        value["compared"] = {
+            name: {"minibatch_s": each.predicted.minibatch_s, "level": each.predicted.level}
+            for name, each in self.compared.items()
+        }
+        if self.search:
+            value["search"] = self.search.to_dict()
+            value |= {"num_left": self.search.num_left, "search_s": self.search.search_s}
+        value["build"] = self.built
+        if self.explained:
+            count, accounts = self.explained
+            value["explained"] = {
+                "num_microbatches": count,
+                "cycles": accounts[0].cycles,
+                "devices": [
+                    {"device": stage.device, **account.to_dict()}
+                    for stage, account in zip(self.plan.stages, accounts, strict=True)
+                ],
+            }
+        return value
+
+    def shown(self) -> Iterator[Table | str]:
+        """The plan, what it was compared with, and where cycles go if that was asked for."""
+        yield from plan_parts(self.plan, self.cluster)
+        if self.search:
+            yield (
+                f"degrees: by formulas {scaled(self.search.step_s, 's')} a mini-batch; "
+                f"{self.search.num_left} nodes left of {len(self.search.groups)}, searched in "
+                f"{scaled(self.search.search_s, 's')}"
+            )
+        if len(self.compared) > 1 or self.refused:
+            yield ""
+            yield self._compared
+            for reason in self.refused:
+                yield f"not possible, {reason}"
+        if self.exploration:
+            yield ""
+            yield from _tried_parts(self.exploration)
+        if self.explained:
+            yield from explained_parts(self.plan, *self.explained)
+        if not self.built["possible"]:
+            yield f"\nnote: 'fpgapipe build' cannot make this plan: {self.built['reason']}"
+
+    @property
+    def _compared(self) -> Table:
+        """What the strategies take that were compared."""
+        ordered = sorted(self.compared.items(), key=lambda each: each[1].predicted.minibatch_s)
+        return Table(
+            [Column("strategy"), Column("micro-batches", True), Column("mini-batch", True),
+             Column("by")],
+            [
+                (
+                    name,
+                    each.num_microbatches,
+                    scaled(each.predicted.minibatch_s, "s"),
+                    "programs" if each.predicted.level == "machine" else "formulas",
+                )
+                for name, each in ordered
+            ],
+        )  # fmt: skip
+
+
+def _tried_parts(found: Exploration) -> Iterator[Table | str]:
+    """The best of each schedule, and why some are impossible."""
+    best: dict[str, Candidate] = {}
+    for each in found.tried:
+        best.setdefault(each.kind, each)
+    headings = ("micro-batches", "mini-batch", "bubble")
+    yield Table(
+        [Column("schedule"), *(Column(text, True) for text in headings)],
+        [
+            (
+                kind,
+                each.num_microbatches,
+                scaled(each.minibatch_s, "s"),
+                f"{each.timeline.bubble_rate:.1%}",
+            )
+            for kind, each in best.items()
+        ],
+        "the best of each schedule, estimated",
+    )
+    for reason in found.refused[:5]:
+        yield f"left out: {reason}"
+
+
+@dataclass(frozen=True)
+class PlannedDegrees(Result):
+    """Degrees of all layers by formulas, of a network for which no programs are made.
+
+    Attributes
+    ----------
+    found : LayerwisePlan
+    reason : str
+        Why no programs are made.
+    """
+
+    RECORDS: ClassVar[str] = "groups"
+
+    found: LayerwisePlan
+    reason: str
+
+    def to_dict(self) -> dict[str, Any]:
+        """The degrees of all groups of layers, and their times."""
+        return self.found.to_dict()
+
+    def shown(self) -> Iterator[Table | str]:
+        """The degrees, and what they are compared with."""
+        found = self.found
+        headings = ("devices", "compute", "gradient sum", "memory")
+        yield Table(
+            [Column("layers"), Column("degrees"), *(Column(text, True) for text in headings)],
+            [
+                (
+                    group.layers[0]
+                    if len(group.layers) == 1
+                    else f"{group.layers[0]} + {len(group.layers) - 1}",
+                    str(group.degrees),
+                    group.degrees.num_devices,
+                    scaled(group.compute_s, "s"),
+                    scaled(group.sum_s, "s"),
+                    scaled(group.memory_bytes, "B", 1024),
+                )
+                for group in found.groups
+            ],
+            f"{found.network}, batch {found.batch}, layer-wise on {found.num_devices} devices",
+        )
+        yield (
+            f"estimated: {scaled(found.step_s, 's')} a mini-batch, {scaled(found.moves_s, 's')} of "
+            f"it moves activations; {scaled(found.data_parallel_s, 's')} if all layers cut the "
+            f"batch, {scaled(found.serial_s, 's')} on one device"
+        )
+        proof = (
+            "optimal by these prices" if found.is_optimal else "the best found in these memories"
+        )
+        yield f"{proof}; {found.num_left} nodes left, searched in {scaled(found.search_s, 's')}"
+        yield f"\nnote: 'fpgapipe build' cannot make this plan: {self.reason}"
+
+
+@dataclass(frozen=True)
+class PlannedProfile(Result):
+    """Stages of a network whose times were measured.
+
+    Attributes
+    ----------
+    network : str
+    devices : int
+    schedule : str
+    found : Partition
+    """
+
+    RECORDS: ClassVar[str] = "stages"
+
+    network: str
+    devices: int
+    schedule: str
+    found: Partition
+
+    def to_dict(self) -> dict[str, Any]:
+        """The stages and their times."""
+        return {"network": self.network, "schedule": self.schedule, **self.found.to_dict()}
+
+    def shown(self) -> Iterator[Table | str]:
+        """The stages and their times."""
+        found = self.found
+        headings = {"stage": True, "layers": True, "from": False, "to": False, "replicas": True}
+        yield Table(
+            [*(Column(text, each) for text, each in headings.items()), Column("time", True)],
+            [
+                (i, len(s.layers), s.layers[0], s.layers[-1], s.replicas, scaled(s.time_s, "s"))
+                for i, s in enumerate(found.stages)
+            ],
+            f"{self.network} on {self.devices} devices, {self.schedule}",
+        )
+        period, whole = scaled(found.period_s, "s"), scaled(found.minibatch_time_s, "s")
+        yield f"period {period}, mini-batch {whole}"
+        yield f"cut: {'optimal' if found.optimal else 'not proved optimal'} ({found.reason})"
+
+
+def plan(
+    network: str | Callable[[int], Graph],
+    cluster: Cluster | ClusterSpec,
+    *,
+    batch: int = 64,
+    micro_batches: int | None = None,
+    schedule: str = "auto",
+    order: Schedule | Path | str | None = None,
+    strategy: str = "pipeline",
+    array: tuple[int, int] | None = None,
+    free_order: bool = False,
+    objective: str | None = None,
+    explains: bool = False,
+    progress: Progress = silent,
+) -> Planned | PlannedDegrees:
+    """Find the fastest way to train a network on a cluster.
+
+    Parameters
+    ----------
+    network : str or callable
+        Its name or file, or a function that gives the graph for a number of samples.
+    cluster : Cluster or ClusterSpec
+    batch : int
+        Samples in a mini-batch.
+    micro_batches : int, optional
+        Equal parts of a mini-batch; several numbers are tried if it is not given.
+    schedule : str
+        Order of the passes, or ``auto`` for the best of several.
+    order : Schedule or path, optional
+        A schedule with an order of its own and a stage for each device, instead of one by name; a
+        path is that of PyTorch's CSV.
+    strategy : str
+        A name of ``fpgapipe plan --strategy``, or the path of a file of degrees or stages.
+    array : (int, int), optional
+        Rows and columns of each device's array; several are tried if it is not given.
+    free_order : bool
+        Whether the devices may be cabled in another order.
+    objective : str, optional
+        What the cut makes smallest, ``bottleneck`` or ``minibatch``, which is the default.
+    explains : bool
+        Whether to say where the cycles of a step go.
+    progress : callable
+        Shows the progress.
+
+    Returns
+    -------
+    Planned
+        Or `PlannedDegrees`, if degrees of layers are asked for of a network that no core runs.
+
+    Raises
+    ------
+    UserError
+        If options contradict each other, or nothing fits.
+    """
+    check_strategy(strategy, schedule, ("auto",))
+    if strategy != "pipeline":
+        given = {"from-csv": order, "objective": objective, "free-order": free_order}
+        for name in (name for name, value in given.items() if value):
+            raise UserError(f"--{name} is for pipelines: leave out --strategy {strategy}")
+    source, spec = loader(network), spec_of(cluster)
+    if order is not None:
+        order = _order(order, len(spec.devices), micro_batches)
+        schedule, micro_batches = order.kind, order.num_microbatches
+    request = Request(
+        source,
+        batch,
+        spec,
+        AUTO_SCHEDULES if schedule == "auto" else (schedule,),
+        source.micro_batches(batch, micro_batches),
+        Objective(objective or "minibatch"),
+        array,
+        free_order,
+        all_devices=order is not None,
+        order=order,
+        merges=strategy == "merge",
+    )
+    if strategy == "layerwise":
+        samples = request.batch // (request.num_microbatches or 1)
+        if refusals := refusals_of(source(samples), train=True):
+            reason = "; ".join(map(str, refusals[:3]))
+            if explains:
+                raise UserError(f"--explain needs programs, and none are made: {reason}")
+            with progress() as display:
+                display.add_task("pricing layers")
+                return PlannedDegrees(plan_any_degrees(request, display.count), reason)
+    if strategy in (*PIPELINES, "auto"):
+        found = _pipeline(request, source.name, strategy, progress)
+    else:
+        found = _shards(request, *plan_shards(request, source.name, strategy, progress))
+    if strategy == "auto" and len(request.cluster.devices) > 1:
+        shards, refused = fastest_shards(request, source.name, progress)
+        compared = dict(found.compared) | {each[0].kind: each[0] for each in shards}
+        for each in shards:
+            if rank(each[0]) < rank(found.plan):
+                found = _shards(request, *each)
+        found = replace(found, compared=compared, refused=tuple(refused))
+    if explains:
+        if not found.built["possible"]:
+            raise UserError(f"--explain needs a plan that can be built: {found.built['reason']}")
+        with phase("where cycles go"):
+            told = explain_plan(found.plan, found.graph, found.cluster)
+        found = replace(found, explained=told)
+    return found
+
+
+def _order(order: Schedule | Path | str, devices: int | None, count: int | None) -> Schedule:
+    return order if isinstance(order, Schedule) else read_plain_schedule(order, devices, count)
+
+
+def _pipeline(request: Request, network: str, strategy: str, progress: Progress) -> Planned:
+    """The fastest pipeline, with the times of its programs if they are soon known."""
+    looks = THOROUGH if strategy == "auto" else LOOKS
+    found = explored(request, looks=looks, progress=progress)
+    best = found.best
+    assert best.microbatch is not None
+    graph, cluster = request.load(best.microbatch), request.cluster
+    made, timeline = as_plan(best, graph, network, request.batch, cluster), best.timeline
+    built = why_not_built(made, graph, cluster)
+    if built["possible"] and is_soon_priced(made):
+        try:
+            with phase("programs and their times"):
+                made, timeline = price_plan(made, graph, cluster)
+        except UserError as error:  # a layer does not fit
+            built |= {"possible": False, "reason": str(error)}
+    return Planned(made, graph, cluster, timeline, built, found, compared={made.kind: made})
+
+
+def _shards(
+    request: Request, made: Plan, timeline: Timeline, search: LayerwisePlan | None
+) -> Planned:
+    """A plan in which devices have all layers or parts of them."""
+    graph = request.load(made.microbatch)
+    built = why_not_built(made, graph, request.cluster)
+    return Planned(made, graph, request.cluster, timeline, built, search=search)
+
+
+def plan_profile(
+    profile: Path | str,
+    devices: int | None = None,
+    *,
+    bytes_per_s: float | None = None,
+    straight: bool = False,
+    objective: str | None = None,
+    micro_batches: int | None = None,
+    schedule: str = "auto",
+    order: Schedule | Path | str | None = None,
+) -> PlannedProfile:
+    """Cut a network of measured times into stages on equal devices.
+
+    Parameters
+    ----------
+    profile : path
+        File of measured times, as for ``fpgapipe plan --profile``.
+    devices : int
+        Number of devices; an `order` has its own.
+    bytes_per_s : float
+        Rate of a link.
+    straight : bool
+        Whether a stage has one device and transfers cost nothing; no rate is needed then.
+    objective, micro_batches, schedule, order
+        As for `plan`; the default objective is the ``bottleneck``.
+    """
+    if order is not None:
+        order = _order(order, devices, micro_batches)
+        devices, micro_batches, schedule = order.num_stages, order.num_microbatches, order.kind
+    if devices is None:
+        raise UserError("--profile needs --devices")
+    if bytes_per_s is None and not straight:
+        raise UserError("--profile needs --bandwidth in bytes/s, or --straight")
+    kind = "pipedream" if schedule == "auto" else schedule
+    graph = load_file(Path(profile))
+    found = cut_profile(
+        graph,
+        devices,
+        bytes_per_s=bytes_per_s or 0.0,
+        straight=straight,
+        objective=Objective(objective or "bottleneck"),
+        num_microbatches=micro_batches or 4 * devices,
+        schedule=kind,
+        order=order,
+    )
+    return PlannedProfile(graph.name, devices, kind, found)

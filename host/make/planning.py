@@ -1,0 +1,224 @@
+"""From a question about a network to its plan: strategies by name, and why a plan is not built."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fpgapipe.boards.cluster import Cluster
+from fpgapipe.errors import UserError, nearest, shown
+from fpgapipe.host.terminal.progress import silent
+from fpgapipe.lowering.units.network_units import RefusedNetwork, check_network
+from fpgapipe.partition.explore.explorer import device_chains, explore
+from fpgapipe.partition.explore.smallest import explore_smallest
+from fpgapipe.partition.plan import DATA_PARALLEL, LAYERWISE
+from fpgapipe.partition.pricing.machine_search import LOOKS, explore_remembered
+from fpgapipe.partition.schedule.built_schedules import check_schedule_kind
+from fpgapipe.partition.strategies.data_parallel import plan_data_parallel
+from fpgapipe.partition.strategies.one_axis import ONE_AXIS, plan_one_axis
+from fpgapipe.partition.strategies.plan_hybrid import plan_given_stages, plan_hybrid
+from fpgapipe.partition.strategies.plan_layerwise import plan_given_degrees, plan_layerwise
+from fpgapipe.partition.strategies.strategy_file import StrategyFile
+from fpgapipe.stopwatch import phase
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from fpgapipe.host.terminal.progress import Progress
+    from fpgapipe.hw.hls_models.spec.device import ClusterSpec
+    from fpgapipe.network.graph import Graph
+    from fpgapipe.partition.explore.candidate import Candidate
+    from fpgapipe.partition.explore.explorer import Exploration, Request
+    from fpgapipe.partition.plan import Plan
+    from fpgapipe.partition.strategies.layerwise import LayerwisePlan
+    from fpgapipe.partition.timeline.timeline import Timeline
+
+    Shards = tuple[Plan, Timeline, LayerwisePlan | None]
+
+STRATEGIES = (
+    "pipeline",
+    "merge",
+    "data",
+    "filter",
+    "channel",
+    "spatial",
+    "data+filter",
+    "data+channel",
+    "data+spatial",
+    "layerwise",
+    "hybrid",
+    "auto",
+)
+"""Strategies by name; any other is the path of a file."""
+
+PIPELINES = ("pipeline", "merge")
+"""Strategies whose plans are pipelines, which have a schedule."""
+
+
+def spec_of(cluster: Cluster | ClusterSpec) -> ClusterSpec:
+    """What the planner sees of a cluster."""
+    return cluster.spec if isinstance(cluster, Cluster) else cluster
+
+
+def explored(
+    request: Request,
+    *,
+    smallest: bool = False,
+    looks: int = LOOKS,
+    on_first: Callable[[Candidate], object] = lambda best: None,
+    progress: Progress = silent,
+) -> Exploration:
+    """Explore by formulas, then by prices of the machine.
+
+    Parameters
+    ----------
+    request : Request
+    smallest : bool
+        Whether arrays are as small as are nearly as fast as the best.
+    looks : int
+        Combinations of cores and micro-batches that are priced; formulas are often 10 % off for
+        them and sometimes 60 %.
+    on_first : callable
+        Is told of the candidate that is best before programs are priced.
+    progress : callable
+    """
+    with progress() as display, phase("planning"):
+        display.add_task("planning")
+
+        def first() -> Exploration:
+            found = (explore_smallest if smallest else explore)(request, display.count)
+            display.update(description="pricing")
+            on_first(found.best)
+            return found
+
+        return explore_remembered(request, first, "smallest" if smallest else "explore", looks)
+
+
+def check_strategy(strategy: str, schedule: str, free: tuple[str, ...]) -> None:
+    """Refuse a strategy that there is not, and a schedule that does not go with it.
+
+    Parameters
+    ----------
+    strategy : str
+        ``pipeline``, another name, or the path of a file.
+    schedule : str
+        Name of the schedule that was asked for.
+    free : tuple of str
+        Names that do not ask for any in particular.
+
+    Raises
+    ------
+    UserError
+        If there is no such strategy, or they contradict each other.
+    """
+    if strategy not in STRATEGIES and not Path(strategy).exists():
+        raise UserError(
+            f"--strategy must be {', '.join(STRATEGIES[:-1])}, {STRATEGIES[-1]}, or a file, not "
+            f"{shown(strategy)}{nearest(strategy, STRATEGIES)}"
+        )
+    if strategy not in PIPELINES and schedule not in free:
+        raise UserError(
+            f"--strategy {strategy} has no order of its own: leave out --schedule {schedule}, or "
+            "take --strategy pipeline"
+        )
+    if strategy in PIPELINES and schedule in (DATA_PARALLEL, LAYERWISE):
+        name = "data" if schedule == DATA_PARALLEL else "layerwise"
+        raise UserError(f"{schedule} is no order of a pipeline: take --strategy {name}")
+
+
+def plan_shards(
+    request: Request, network: str, strategy: str, progress: Progress = silent
+) -> Shards:
+    """Find the fastest plan in which each device has all layers or parts of them.
+
+    Parameters
+    ----------
+    request : Request
+    network : str
+        The name under which the network was loaded.
+    strategy : str
+        ``data``, ``layerwise``, ``hybrid``, a name of `ONE_AXIS`, or the path of a file with
+        degrees or stages.
+    progress : callable
+
+    Returns
+    -------
+    plan : Plan
+    timeline : Timeline
+    search : LayerwisePlan or None
+        How degrees were found.
+    """
+    given = None if strategy in STRATEGIES else StrategyFile.read(Path(strategy))
+    with progress() as display, phase("planning"):
+        display.add_task("planning")
+        if given is not None:
+            plan_given = plan_given_degrees if given.stages is None else plan_given_stages
+            return *plan_given(request, network, given, display.count), None
+        if strategy == "hybrid":
+            return *plan_hybrid(request, network, display.count), None
+        if strategy == "data":
+            return *plan_data_parallel(request, network, display.count), None
+        if strategy in ONE_AXIS:
+            return *plan_one_axis(request, network, strategy, display.count), None
+        return plan_layerwise(request, network, display.count)
+
+
+def fastest_shards(
+    request: Request, network: str, progress: Progress = silent
+) -> tuple[list[Shards], list[str]]:
+    """The fastest data-parallel, layer-wise and hybrid plans, and why one of them is impossible.
+
+    Parameters
+    ----------
+    request, network, progress
+        As for `plan_shards`.
+    """
+    found: list[Shards] = []
+    refused = []
+    several = ("hybrid",) if len(request.cluster.devices) > 2 else ()
+    for strategy in ("data", "layerwise", *several):
+        try:
+            found.append(plan_shards(request, network, strategy, progress))
+        except UserError as error:
+            refused.append(f"{strategy}: {error}")
+    return found, refused
+
+
+def rank(plan: Plan) -> tuple[bool, float]:
+    """Key by which plans are compared: those with prices of the machine come first."""
+    return plan.predicted.level != "machine", plan.predicted.minibatch_s
+
+
+def why_not_built(plan: Plan, graph: Graph, cluster: ClusterSpec) -> dict[str, Any]:
+    """Say whether ``fpgapipe build`` can build a plan, for JSON.
+
+    Returns
+    -------
+    dict
+        ``possible``, a bool; ``reason``, a text or None; ``refused``, a list with ``layer``, ``op``
+        and ``reason`` of each layer that the core does not run.
+    """
+    reasons: list[str] = []
+    refused: list[dict[str, str]] = []
+    try:
+        check_network(graph, train=plan.trains)
+    except RefusedNetwork as error:
+        reasons.append(str(error))
+        refused = [each.to_dict() for each in error.refusals]
+    except UserError as error:
+        reasons.append(str(error))
+    try:
+        if not plan.has_shards:
+            check_schedule_kind(plan.schedule)
+    except UserError as error:
+        reasons.append(str(error))
+    places = [cluster.device_names.index(stage.device) for stage in plan.stages]
+    if not any(places == list(each.devices[: len(places)]) for each in device_chains(cluster)):
+        reasons.append(
+            "it takes devices in the order in which the cluster lists them, or in the reverse order"
+        )
+    return {
+        "possible": not reasons,
+        "reason": "; ".join(reasons) or None,
+        "refused": refused,
+    }
