@@ -1,7 +1,7 @@
 """The ``fpgapipe`` command: its group of sub-commands and its exit codes.
 
-The sub-commands are in ``host/cli/commands/``. Their modules import only click at the top and all
-else inside functions, since ``fpgapipe --help`` must be quick (tests/host/test_cli.py checks this).
+The sub-commands are in ``host/cli/commands/``; each is imported when it is called, since
+``fpgapipe --help`` must be quick (tests/host/test_cli.py checks this).
 """
 
 import contextlib
@@ -17,26 +17,10 @@ from pathlib import Path
 import click
 
 from fpgapipe import __version__
-from fpgapipe.errors import UserError, nearest
+from fpgapipe.errors import UserError
 from fpgapipe.garbage import end_after_command
 from fpgapipe.host.backends.ranks import are_several, let_launcher_end, on_all_ranks
-from fpgapipe.host.cli.commands.agent import agent
-from fpgapipe.host.cli.commands.bench import bench
-from fpgapipe.host.cli.commands.boards import boards
-from fpgapipe.host.cli.commands.bringup import bringup
-from fpgapipe.host.cli.commands.build import build
-from fpgapipe.host.cli.commands.cluster import cluster
-from fpgapipe.host.cli.commands.compare import compare
-from fpgapipe.host.cli.commands.doctor import doctor
-from fpgapipe.host.cli.commands.inspect import inspect
-from fpgapipe.host.cli.commands.new import new
-from fpgapipe.host.cli.commands.oracle import oracle
-from fpgapipe.host.cli.commands.plan import plan
-from fpgapipe.host.cli.commands.report import report
-from fpgapipe.host.cli.commands.ring import ring
-from fpgapipe.host.cli.commands.run import run
-from fpgapipe.host.cli.commands.schedule import schedule
-from fpgapipe.host.cli.options.completion import completion
+from fpgapipe.host.cli.lazy_group import LazyGroup
 from fpgapipe.host.cli.options.options import discard_output, verbosity_options
 from fpgapipe.host.terminal.interrupts import terminations
 from fpgapipe.sim_tb.substitutes.simulation import OF_COMMANDS, VARIABLE
@@ -49,22 +33,34 @@ NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """Errors of a full disk, which the user can mend, whichever file did not fit."""
 
 
-class Commands(click.Group):
-    """A group that suggests the nearest sub-command to a misspelt one."""
-
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Find the sub-command as click does; the error for an unknown one names the nearest."""
-        if args and not args[0].startswith("-") and self.get_command(ctx, args[0]) is None:
-            raise click.UsageError(
-                f"no command {args[0]!r}{nearest(args[0], self.list_commands(ctx))}", ctx
-            )
-        return super().resolve_command(ctx, args)
+COMMANDS = {
+    "agent": "Serve the devices of this host to other hosts, until Ctrl-C.",
+    "bench": "Measure the simulated hardware, and check it against its model.",
+    "boards": "List the boards, or show one in full with the source of its numbers.",
+    "bringup": "Check the devices of the build in DIR, one step after the other.",
+    "build": "Plan a network for the boards and make their hardware and programs.",
+    "cluster": "Show the devices and links of a cluster.",
+    "compare": "Compare one device, data parallel, an even split and pipeline schedules for "
+    "NETWORK.",
+    "completion": "Print a script that lets SHELL complete fpgapipe's commands, options and names.",
+    "doctor": "List what is needed, what was found, and the line that mends what is not right.",
+    "inspect": "Print the layers of NETWORK: shapes, MACs, parameters, features, totals.",
+    "new": "Write a commented file to begin with, which passes its own check, into this folder.",
+    "oracle": "Foretell time, memory and limits of parallel strategies over numbers of devices.",
+    "plan": "Search schedules, micro-batch sizes, array shapes and cuts for the fastest that fits.",
+    "report": "Write a page about the build in DIR: plan, resources, cycles, training.",
+    "ring": "Train several models in a ring: each device keeps its part of the samples, models "
+    "travel.",
+    "run": "Train on the build in DIR, or run its inference, and keep what comes of it in DIR/run.",
+    "schedule": "Draw the timetable of KIND, or of a file, for equal stages, and print what it "
+    "comes to.",
+}
+"""The first sentence of each command's help, for the list of the commands."""
 
 
 @click.group(
-    cls=Commands,
+    cls=LazyGroup,
+    lazy={name: (name, line) for name, line in COMMANDS.items()},
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
     epilog="Example: fpgapipe inspect resnet50 --batch 8",
 )
@@ -73,28 +69,6 @@ class Commands(click.Group):
 def cli() -> None:
     """Plan, generate and simulate training pipelines over several FPGAs."""
     os.environ.setdefault(VARIABLE, OF_COMMANDS)
-
-
-for command in (
-    agent,
-    bench,
-    boards,
-    bringup,
-    build,
-    cluster,
-    compare,
-    completion,
-    doctor,
-    inspect,
-    new,
-    oracle,
-    plan,
-    report,
-    ring,
-    run,
-    schedule,
-):
-    cli.add_command(command)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -10,16 +10,24 @@ from typing import TYPE_CHECKING
 __version__ = "0.1.0"
 
 __all__ = [
+    "Answers",
+    "BoardList",
+    "BoardSheet",
+    "BroughtUp",
     "Build",
     "Built",
+    "ClusterSheet",
     "ClusterSpec",
+    "Compared",
     "CoreSpec",
+    "Covered",
     "Dataset",
     "DeviceSpec",
     "ElementFormat",
     "Exploration",
     "Graph",
     "GraphBuilder",
+    "Layers",
     "LinkEngineSpec",
     "Loss",
     "Measurement",
@@ -30,7 +38,9 @@ __all__ = [
     "Planned",
     "PlannedDegrees",
     "PlannedProfile",
+    "Ran",
     "Request",
+    "Ring",
     "RunOptions",
     "RunSummary",
     "Samples",
@@ -40,19 +50,28 @@ __all__ = [
     "SimulatorBackend",
     "StepOptions",
     "StepResult",
+    "Timetable",
     "TorchBackend",
     "UserError",
     "VectorSpec",
+    "Verified",
     "WireSpec",
     "__version__",
     "as_plan",
+    "bringup",
     "build",
     "build_pipeline",
     "chain_of",
     "check_schedule",
+    "compare",
+    "coverage",
+    "describe_board",
+    "describe_cluster",
     "explore",
     "explore_smallest",
     "initial_parameters",
+    "inspect",
+    "list_boards",
     "load_board",
     "load_cluster",
     "load_data",
@@ -62,11 +81,17 @@ __all__ = [
     "one_link_each",
     "open_backend",
     "open_build",
+    "oracle",
     "plan",
     "plan_profile",
     "read_schedule",
+    "report",
+    "ring",
+    "run",
     "run_build",
     "scalar_bits",
+    "schedule",
+    "verify",
     "write_build",
     "write_package",
     "write_report",
@@ -87,14 +112,39 @@ if TYPE_CHECKING:  # type checkers learn here what each name is
     from fpgapipe.host.data.data import load_data as load_data
     from fpgapipe.host.data.samples import Dataset as Dataset
     from fpgapipe.host.data.samples import Samples as Samples
+    from fpgapipe.host.make.boards import BoardList as BoardList
+    from fpgapipe.host.make.boards import BoardSheet as BoardSheet
+    from fpgapipe.host.make.boards import describe_board as describe_board
+    from fpgapipe.host.make.boards import list_boards as list_boards
+    from fpgapipe.host.make.bringup import BroughtUp as BroughtUp
+    from fpgapipe.host.make.bringup import bringup as bringup
     from fpgapipe.host.make.build import Built as Built
     from fpgapipe.host.make.build import build as build
+    from fpgapipe.host.make.cluster import ClusterSheet as ClusterSheet
+    from fpgapipe.host.make.cluster import describe_cluster as describe_cluster
+    from fpgapipe.host.make.compare import Compared as Compared
+    from fpgapipe.host.make.compare import compare as compare
+    from fpgapipe.host.make.coverage import Covered as Covered
+    from fpgapipe.host.make.coverage import coverage as coverage
     from fpgapipe.host.make.csv_schedule import read_schedule as read_schedule
+    from fpgapipe.host.make.inspect import Layers as Layers
+    from fpgapipe.host.make.inspect import inspect as inspect
+    from fpgapipe.host.make.oracle import Answers as Answers
+    from fpgapipe.host.make.oracle import oracle as oracle
     from fpgapipe.host.make.plan import Planned as Planned
     from fpgapipe.host.make.plan import PlannedDegrees as PlannedDegrees
     from fpgapipe.host.make.plan import PlannedProfile as PlannedProfile
     from fpgapipe.host.make.plan import plan as plan
     from fpgapipe.host.make.plan import plan_profile as plan_profile
+    from fpgapipe.host.make.report import report as report
+    from fpgapipe.host.make.ring import Ring as Ring
+    from fpgapipe.host.make.ring import ring as ring
+    from fpgapipe.host.make.run import Ran as Ran
+    from fpgapipe.host.make.run import run as run
+    from fpgapipe.host.make.schedule import Timetable as Timetable
+    from fpgapipe.host.make.schedule import schedule as schedule
+    from fpgapipe.host.make.verify import Verified as Verified
+    from fpgapipe.host.make.verify import verify as verify
     from fpgapipe.host.package.package import write_package as write_package
     from fpgapipe.host.report.pages.page import write_report as write_report
     from fpgapipe.host.runtime.measure import Measurement as Measurement
@@ -156,6 +206,18 @@ else:
         "fpgapipe.host.make.build": ("Built", "build"),
         "fpgapipe.host.make.csv_schedule": ("read_schedule",),
         "fpgapipe.host.package.package": ("write_package",),
+        "fpgapipe.host.make.schedule": ("Timetable", "schedule"),
+        "fpgapipe.host.make.inspect": ("Layers", "inspect"),
+        "fpgapipe.host.make.coverage": ("Covered", "coverage"),
+        "fpgapipe.host.make.verify": ("Verified", "verify"),
+        "fpgapipe.host.make.compare": ("Compared", "compare"),
+        "fpgapipe.host.make.oracle": ("Answers", "oracle"),
+        "fpgapipe.host.make.boards": ("BoardList", "BoardSheet", "describe_board", "list_boards"),
+        "fpgapipe.host.make.cluster": ("ClusterSheet", "describe_cluster"),
+        "fpgapipe.host.make.report": ("report",),
+        "fpgapipe.host.make.bringup": ("BroughtUp", "bringup"),
+        "fpgapipe.host.make.run": ("Ran", "run"),
+        "fpgapipe.host.make.ring": ("Ring", "ring"),
         "fpgapipe.host.report.pages.page": ("write_report",),
         "fpgapipe.host.runtime.runtime": ("RunOptions", "RunSummary", "open_backend", "run_build"),
         "fpgapipe.lowering.units.step_options": ("StepOptions", "scalar_bits"),

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from fpgapipe.boards.cluster import load_cluster
 from fpgapipe.errors import UserError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-    from pathlib import Path
 
     from fpgapipe.boards.address import Address
     from fpgapipe.boards.cluster import Cluster
@@ -170,3 +171,27 @@ def close_all(ways: Sequence[Transport]) -> None:
     """Close transports."""
     for way in ways:
         way.close()
+
+
+def transports_of(
+    backend: str, cluster_file: Path | str | None
+) -> Callable[[Plan], list[Transport]] | None:
+    """Function that opens the boards of a plan; None for backends without boards.
+
+    Raises
+    ------
+    UserError
+        If there is a cluster file without boards, or the other way round.
+    """
+    if backend not in TRANSPORTS:
+        if cluster_file is not None:
+            raise UserError(f"--cluster has addresses of boards, and --backend {backend} has none")
+        return None
+    if cluster_file is None:
+        raise UserError(
+            f"--backend {backend} needs --cluster FILE, which says at which address each board is "
+            "reached (docs/boards.md)"
+        )
+    file = Path(cluster_file)
+    cluster = load_cluster(file)
+    return lambda plan: open_transports(backend, plan, cluster, file)

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import click
 import pytest
+from cases.command_cases import commands_of
 
 from fpgapipe import __version__
 from fpgapipe.errors import UserError
@@ -21,7 +22,7 @@ from fpgapipe.host.cli import main as cli_module
 from fpgapipe.host.terminal.console import Column, print_table
 
 ROOT = Path(__file__).parents[2]
-COMMANDS = sorted(cli_module.cli.commands)
+COMMANDS = sorted(commands_of())
 
 
 def run(*args, **kwargs):
@@ -62,6 +63,31 @@ def test_each_commands_help_has_an_example_that_works(name, cli, monkeypatch, tm
         code, out, err = cli(*shlex.split(example[1]))
         assert code == 0, err
         assert out
+
+
+@pytest.mark.parametrize("words", [(), ("bench",)])
+def test_lists_say_the_first_sentence_of_each_commands_help(words):
+    group = commands_of()[words[0]] if words else cli_module.cli
+    lines = {name: line for name, (_, line) in group._lazy.items()}
+    first = {
+        name: " ".join(each.help.split("\n\n")[0].split())
+        for name, each in commands_of(group).items()
+    }
+    assert lines == first
+
+
+def test_a_shell_completes_names_without_importing_commands():
+    program = (
+        "import sys, click; from fpgapipe.host.cli.main import cli\n"
+        "found = cli.shell_complete(click.Context(cli), sys.argv[1])\n"
+        "print(*[each.value for each in found])\n"
+        "print(any(name.startswith('fpgapipe.host.cli.commands.') for name in sys.modules))"
+    )
+    for typed, names in (("b", "bench boards bringup build"), ("--v", "--version --verbose")):
+        done = subprocess.run(
+            [sys.executable, "-c", program, typed], capture_output=True, text=True, check=True
+        )
+        assert done.stdout.splitlines() == [names, "False"]
 
 
 def test_help_imports_nothing_heavy():

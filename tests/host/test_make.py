@@ -7,6 +7,7 @@ import pytest
 import fpgapipe
 from fpgapipe import UserError
 from fpgapipe.host.make import build as making
+from fpgapipe.host.make.run import Asked
 from fpgapipe.hw.hls_models.spec.core_spec import NoRoom
 from fpgapipe.network.load import load_network
 from fpgapipe.sim_tb.native import core_device
@@ -85,6 +86,143 @@ def test_a_build_from_python_is_that_of_the_command(cli, chain, tmp_path):
     assert files
     for path in files:
         assert path.read_bytes() == (tmp_path / "b" / path.relative_to(tmp_path / "a")).read_bytes()
+
+
+@pytest.fixture(scope="module")
+def folder(chain, tmp_path_factory):
+    """A small build without hardware."""
+    place = tmp_path_factory.mktemp("made") / "b"
+    made = {"batch": 8, "micro_batches": 2, "array": (8, 8)}
+    return fpgapipe.build(
+        "digits-cnn", chain, place, verify=False, hardware=False, **made
+    ).build.folder
+
+
+def test_a_run_goes_on_with_the_settings_of_the_earlier_one(folder, cli):
+    """From Python what the command does: what is not given is the earlier run's."""
+    first = {"data": "random", "momentum": 0.5, "seed": 3, "steps": 1, "validates": False}
+    ran = fpgapipe.run(folder, "model", **first)
+    assert "accuracy" not in str(ran)
+    assert ran.to_records() == [ran.to_dict()]
+    more = fpgapipe.run(folder, "model", resume=True, steps=2, validates=False)
+    assert (more.summary.steps, more.summary.ran) == (2, 1)
+    settings = json.loads((folder / "run/model/settings.json").read_text())
+    assert [settings[name] for name in ("data", "momentum", "seed")] == ["random", 0.5, 3]
+    words = ("run", folder, "--backend", "model", "--resume", "--steps", 2, "--no-validation")
+    code, out, err = cli(*words, "--json")
+    assert code == 0, err
+    assert json.loads(out)["loss"] == more.summary.loss
+
+
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        ({"backend": "fpga"}, "a backend must be one of sim, model, torch, .*, not fpga"),
+        ({"steps": 1, "epochs": 1}, "--epochs and --steps exclude each other"),
+        ({"source": "nowhere"}, "nowhere is not there"),
+        ({"waves": "w.fst"}, "--waves records a simulation"),
+        ({"clip_norm": 1.0}, "the build does not clip gradients"),
+        ({"check": "torch", "cluster_file": "c.yaml"}, "--cluster has addresses of boards"),
+    ],
+)
+def test_what_goes_wrong_with_a_run(folder, asked, message):
+    with pytest.raises(UserError, match=message):
+        fpgapipe.run(folder, **{"backend": "model", "data": "random", "steps": 1} | asked)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "is_one"),
+    [
+        ("momentum", 0.5, True),
+        ("momentum", 1e300, False),
+        ("momentum", 1, False),
+        ("seed", 7, True),
+        ("seed", True, False),
+        ("seed", 1 << 63, False),
+        ("steps", 0, False),
+        ("epochs", 2, True),
+        ("clip_norm", float("nan"), False),
+        ("precision", "bf16", True),
+        ("precision", "fp4096", False),
+        ("rate_schedule", "zigzag", False),
+        ("data", None, False),
+    ],
+)
+def test_a_file_of_settings_is_not_believed(tmp_path, name, value, is_one):
+    (tmp_path / "settings.json").write_text(json.dumps({name: value}))
+    found = getattr(Asked().after(tmp_path), name)
+    assert found == (value if is_one else None)
+    assert type(found) is (type(value) if is_one else type(None))
+
+
+def test_boards_are_brought_up(folder, cli):
+    lines = []
+    found = fpgapipe.bringup(folder, "model", watch_s=0, on_line=lines.append)
+    assert found.passed
+    assert str(found).splitlines() == lines
+    assert {each["check"] for each in found.to_records()} >= {"identity", "memory"}
+
+
+def test_a_ring_is_planned(chain, cli, tmp_path):
+    asked = {"array": (4, 4), "batch": 8, "samples": 100, "plan_only": True}
+    found = fpgapipe.ring(["digits-cnn"] * 2, chain, tmp_path, **asked)
+    ring = ("ring", "digits-cnn", "digits-cnn", *CHAIN, "--array", "4x4", "--batch", 8)
+    text, value = told(cli, *ring, "--plan", "--samples", 100)
+    assert text == f"{found}\n"
+    assert value == json.loads(json.dumps(found.to_dict()))
+    assert [each["network"] for each in found.to_records()] == ["digits-cnn"] * 2
+    assert found.difference is None
+
+
+RESULTS = [
+    (("inspect", "lenet5"), lambda chain: fpgapipe.inspect("lenet5")),
+    (("inspect", "gnmt8", "--hardware"), lambda chain: fpgapipe.coverage("gnmt8")),
+    (("inspect", "lenet5", "--verify"), lambda chain: fpgapipe.verify("lenet5")),
+    (("boards",), lambda chain: fpgapipe.list_boards()),
+    (("boards", "zcu102"), lambda chain: fpgapipe.describe_board("zcu102")),
+    (("cluster", *CHAIN), fpgapipe.describe_cluster),
+    (
+        ("schedule", "zb-auto", "--stages", 3, "--microbatches", 4, "--memory-limit", 6),
+        lambda chain: fpgapipe.schedule("zb-auto", 3, 4, memory_limit=6),
+    ),
+    (
+        ("compare", "digits-cnn", *CHAIN, "--batch", 8),
+        lambda chain: fpgapipe.compare("digits-cnn", chain, batch=8),
+    ),
+    (
+        ("oracle", "digits-cnn", "--board", "u280", "--array", "8x8", "--devices", "1,2",
+         "--strategies", "data,filter", "--batch-per-device", 4),
+        lambda chain: fpgapipe.oracle(
+            "digits-cnn", [1, 2], board="u280", array=(8, 8), strategies=["data", "filter"],
+            batch_per_device=4,
+        ),
+    ),
+    (
+        ("oracle", "digits-cnn", "--board", "u280", "--devices", "2", "--model", "paradl"),
+        lambda chain: fpgapipe.oracle("digits-cnn", [2], board="u280", model="paradl"),
+    ),
+]  # fmt: skip
+"""Commands, and the calls that do the same."""
+
+
+@pytest.mark.parametrize(
+    ("words", "call"), [pytest.param(*each, id=" ".join(map(str, each[0][:2]))) for each in RESULTS]
+)
+def test_a_result_is_what_its_command_prints(words, call, chain, cli):
+    found = call(chain)
+    text, value = told(cli, *words)
+    assert text == f"{found}\n"
+    assert value == json.loads(json.dumps(found.to_dict()))
+    assert all(isinstance(each, dict) for each in found.to_records())
+
+
+def test_a_schedule_may_be_an_object_or_a_file(tmp_path):
+    made = fpgapipe.make_schedule("gpipe", 2, 3)
+    found = fpgapipe.schedule(order=made, tf=2.0)
+    (tmp_path / "s.csv").write_text(found.to_csv())
+    again = fpgapipe.schedule(order=tmp_path / "s.csv", tf=2.0)
+    assert again.timeline.makespan_s == found.timeline.makespan_s
+    assert found.picture("svg").startswith("<svg")
 
 
 def test_a_package_needs_boards(chain):

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 import pytest
+from cases.command_cases import commands_of
 from odd_files import ODD
 
 from fpgapipe.host.cli import main as cli_module
@@ -30,8 +31,8 @@ def file_parameters():
 
     def walk(command, words):
         if isinstance(command, click.Group):
-            for name in command.commands:
-                yield from walk(command.commands[name], [*words, name])
+            for name, each in commands_of(command).items():
+                yield from walk(each, [*words, name])
             return
         for each in command.params:
             said = each.metavar or ""

@@ -17,7 +17,7 @@ def test_the_names_in_a_build_folder_are_those_of_builds():
 
 @pytest.mark.parametrize("option", ["--svg", "--html", "--trace", "--csv"])
 def test_what_cannot_be_written_is_refused_before_the_work(cli, tmp_path, monkeypatch, option):
-    monkeypatch.setattr("fpgapipe.host.cli.commands.schedule._make", None)
+    monkeypatch.setattr("fpgapipe.schedule", None)
     output = tmp_path / "no" / "file"
     fault = f"error: {output}: cannot be written: No such file or directory\n"
     assert cli(*SCHEDULE, option, output) == (2, "", fault)

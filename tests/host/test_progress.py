@@ -8,6 +8,7 @@ import time
 
 import click
 import pytest
+from cases.command_cases import commands_of
 from run_cases import counting, small_build
 
 from fpgapipe import stopwatch
@@ -153,7 +154,7 @@ def test_a_command_says_where_the_time_went(tmp_path, monkeypatch, cli):
 
 
 def commands(group, path=()):
-    for name, each in group.commands.items():
+    for name, each in commands_of(group).items():
         if isinstance(each, click.Group):
             yield from commands(each, (*path, name))
         else:

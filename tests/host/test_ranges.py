@@ -4,6 +4,7 @@ import math
 
 import click
 import pytest
+from cases.command_cases import commands_of
 
 from fpgapipe.boards.cluster import MAX_DEVICES
 from fpgapipe.host.cli import main as cli_module
@@ -25,8 +26,8 @@ def number_options():
 
     def walk(command, words):
         if isinstance(command, click.Group):
-            for name in command.commands:
-                yield from walk(command.commands[name], [*words, name])
+            for name, each in commands_of(command).items():
+                yield from walk(each, [*words, name])
             return
         for option in command.params:
             kind = option.type

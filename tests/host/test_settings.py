@@ -8,12 +8,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from cases.command_cases import commands_of
 from run_cases import CountingBackend, counting, small_build, small_network
 
 from fpgapipe.errors import UserError
 from fpgapipe.host.backends.base import StepResult
-from fpgapipe.host.cli.commands.run import _settings
-from fpgapipe.host.cli.main import cli as fpgapipe
+from fpgapipe.host.cli.commands.run import given_settings
+from fpgapipe.host.make.run import Asked
 from fpgapipe.host.runtime.checkpoint import CheckpointFolder
 from fpgapipe.host.runtime.run_log import read_log
 from fpgapipe.host.runtime.settings import Settings, default_rate
@@ -117,10 +118,10 @@ def test_what_make_run_does_is_understood():
     lines = [shlex.split(line) for line in re.findall(r"\$\(BIN\)/fpgapipe ([^;\n]*)", recipe)]
     assert [line[0] for line in lines] == ["doctor", "build", "run", "run", "run", "report"]
     for name, *arguments in lines:
-        context = fpgapipe.commands[name].make_context(name, arguments)
+        context = commands_of()[name].make_context(name, arguments)
         if name == "run":
             with context:
-                found = _settings(context.params, StepOptions())
+                found = Asked(**given_settings(context.params)).settings(StepOptions())
             assert (found.epochs, found.more) in ((4, None), (None, 4))
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import click
 import pytest
+from cases.command_cases import commands_of
 
 from fpgapipe.host.cli.main import cli, main
 from fpgapipe.lowering.shards import hybrid  # noqa: F401, registers all units before a page does
@@ -117,8 +118,8 @@ def command_lines(block):
 def named_command(words):
     """The (sub-)command that the words name, and those that are left."""
     command = cli
-    while words and isinstance(command, click.Group) and words[0] in command.commands:
-        command, words = command.commands[words[0]], words[1:]
+    while words and isinstance(command, click.Group) and words[0] in commands_of(command):
+        command, words = commands_of(command)[words[0]], words[1:]
     return command, words
 
 
@@ -136,7 +137,7 @@ def options_of(command):
 
 
 def all_options(command):
-    inner = command.commands.values() if isinstance(command, click.Group) else ()
+    inner = commands_of(command).values() if isinstance(command, click.Group) else ()
     return options_of(command).union(*(all_options(each) for each in inner))
 
 

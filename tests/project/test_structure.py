@@ -49,7 +49,7 @@ LIBRARIES = {
     "host.transports": {"numpy", "litex", "pynq"},
 }
 BENCHES = "host.bench"
-MAY_BENCH = {"host.cli.commands.bench", "host.cli.commands.bench_link"}
+MAY_BENCH = {f"host.cli.commands.bench_{name}" for name in ("cluster", "core", "link")}
 
 
 def sources():
@@ -164,6 +164,23 @@ def test_production_code_imports_no_benchmark():
             continue
         for name in imports(tree, checked=True):
             assert not name.startswith(("bench", f"fpgapipe.{BENCHES}")), f"{module}: {name}"
+
+
+def imports_in_functions(tree):
+    """Functions that import something, with what they import."""
+    for function in ast.walk(tree):
+        if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
+            for node in ast.walk(function):
+                if isinstance(node, ast.Import | ast.ImportFrom):
+                    yield f"{function.name}: {ast.unparse(node)}"
+
+
+def test_the_command_line_imports_at_the_top_of_its_files():
+    """Its commands are imported when they are called (`LazyGroup`), so nothing is gained inside."""
+    for module, tree in sources():
+        if module.startswith("host.cli."):
+            assert not list(imports_in_functions(tree)), module
+    assert list(imports_in_functions(ast.parse("def f():\n    import re"))) == ["f: import re"]
 
 
 def test_folders_can_be_surveyed():

@@ -4,24 +4,23 @@ from __future__ import annotations
 
 import functools
 import threading
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import click
 
-from fpgapipe.host.cli.commands.bringup import without_boards
-from fpgapipe.host.cli.commands.run import BOARDS
+import fpgapipe
+from fpgapipe.boards.cluster import Cluster
+from fpgapipe.errors import UserError
 from fpgapipe.host.cli.options.options import command
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from fpgapipe.boards.cluster import Cluster
-    from fpgapipe.host.build.build import Build
-    from fpgapipe.host.driver.transport import Transport
-    from fpgapipe.host.transports.agent_server import Served
+from fpgapipe.host.driver.transport import Transport
+from fpgapipe.host.transports import agent_secrets
+from fpgapipe.host.transports.agent_protocol import Place
+from fpgapipe.host.transports.agent_server import DeviceAgent, Served
+from fpgapipe.host.transports.opening import TRANSPORTS, open_device
+from fpgapipe.host.transports.without_boards import without_boards
 
 MODELS = ("sim", "model")
-KINDS = (*MODELS, *(name for name in BOARDS if name != "agent"))
+KINDS = (*MODELS, *(name for name in TRANSPORTS if name != "agent"))
 
 
 @command("agent", example="fpgapipe agent --new-token agent.token")
@@ -68,14 +67,6 @@ def agent(
     Each device belongs to one client at a time. Clients have to know the token, and check the
     agent's certificate (docs/boards.md).
     """
-    from pathlib import Path
-
-    from fpgapipe.boards.cluster import load_cluster
-    from fpgapipe.errors import UserError
-    from fpgapipe.host.transports import agent_secrets
-    from fpgapipe.host.transports.agent_protocol import Place
-    from fpgapipe.host.transports.agent_server import DeviceAgent
-
     if new_token is not None:
         agent_secrets.new_token(Path(new_token))
         print(f"wrote {new_token}, which only you can read; copy it to the hosts of clients")
@@ -87,7 +78,7 @@ def agent(
         )
     listens = Place.of(place)
     file = Path(cluster_file)
-    cluster = load_cluster(file)
+    cluster = fpgapipe.load_cluster(file)
     own = [
         index
         for index, address in enumerate(cluster.addresses)
@@ -114,13 +105,6 @@ def _devices(
     backend: str, folder: str | None, cluster: Cluster, file: Path, own: list[int]
 ) -> list[Served]:
     """The devices of an agent: those of a cluster file with some numbers."""
-    from pathlib import Path
-
-    from fpgapipe.errors import UserError
-    from fpgapipe.host.build.build import open_build
-    from fpgapipe.host.transports.agent_server import Served
-    from fpgapipe.host.transports.opening import open_device
-
     if (backend in MODELS) != (folder is not None):
         raise UserError(
             f"--backend {' and '.join(MODELS)} need --build, whose devices they are; others need "
@@ -129,7 +113,7 @@ def _devices(
     names = [cluster.device_names[index] for index in own]
     boards = [cluster.boards[index].name for index in own]
     if folder is not None:
-        build = open_build(Path(folder))
+        build = fpgapipe.open_build(Path(folder))
         stages = [(stage.device, stage.board) for stage in build.plan.stages]
         if not {device for device, _ in stages} <= set(names):
             stages = [(name, board) for name, (_, board) in zip(names, stages, strict=False)]
@@ -171,7 +155,7 @@ class _World:
         Held during each access, since all run together.
     """
 
-    def __init__(self, build: Build, backend: str) -> None:
+    def __init__(self, build: fpgapipe.Build, backend: str) -> None:
         self._build, self._backend = build, backend
         self._ways: list[Transport] = []
         self._taken: set[int] = set()

@@ -7,8 +7,13 @@ from typing import Any
 
 import click
 
+from fpgapipe.errors import UserError, shown
+from fpgapipe.host.bench.link_bench import bench_link
 from fpgapipe.host.cli.options import ranges
 from fpgapipe.host.cli.options.options import command
+from fpgapipe.host.terminal.console import Column, count, print_json, print_table, progress
+from fpgapipe.hw.hls_models.spec.link import LinkEngineSpec
+from fpgapipe.sim_tb.native.phy import WireSpec
 
 _SLOTS = re.compile(r"\d{1,9}(,\d{1,9}){2}", re.ASCII)
 _RATE = re.compile(r"\d{1,9}(\.\d{1,9}|/0*[1-9]\d{0,8})?", re.ASCII)
@@ -91,12 +96,6 @@ def link(
     efficiency is bytes of words over bytes that the line can carry, of the worse direction;
     word_cycles is what one word takes through an idle link, the wire's latency included.
     """
-    from fpgapipe.errors import UserError, shown
-    from fpgapipe.host.bench.link_bench import bench_link
-    from fpgapipe.host.terminal.console import Column, count, print_json, print_table, progress
-    from fpgapipe.hw.hls_models.spec.link import LinkEngineSpec
-    from fpgapipe.sim_tb.native.phy import WireSpec
-
     rate_text = bytes_per_cycle or phy_bytes
     if not (_SLOTS.fullmatch(slots) and _RATE.fullmatch(rate_text)):
         raise UserError(

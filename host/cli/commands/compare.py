@@ -6,10 +6,13 @@ from typing import TYPE_CHECKING
 
 import click
 
+import fpgapipe
 from fpgapipe.host.cli.options import ranges
 from fpgapipe.host.cli.options.cluster_options import cluster_options
 from fpgapipe.host.cli.options.completion import networks_that_begin
 from fpgapipe.host.cli.options.options import command
+from fpgapipe.host.terminal.console import progress
+from fpgapipe.host.terminal.result import show
 
 if TYPE_CHECKING:
     from fpgapipe.boards.cluster import Cluster
@@ -32,68 +35,4 @@ def compare(network: str, cluster: Cluster, batch: int, as_json: bool) -> None:
     the programs of all devices. The schedules of BaPipe (1f1b-sno, 1f1b-so, 1f1b-as, fbp-as) are a
     re-implementation from its abstract.
     """
-    import dataclasses
-
-    from fpgapipe.host.make.networks import loader
-    from fpgapipe.host.terminal.console import Column, print_json, print_table, progress, scaled
-    from fpgapipe.partition.pricing.machine_comparison import compare_on_machine
-
-    load = loader(network)
-    count = load.micro_batches(batch, None)
-    with progress() as display:
-        display.add_task("comparing")
-        found = compare_on_machine(
-            load,
-            batch,
-            cluster.spec,
-            microbatch=None if count is None else batch // count,
-            on_step=lambda done, total: display.update(completed=done, total=total),
-        )
-    parallel, alone = found.find("data parallel"), found.find("one device")
-
-    if as_json:
-        entries = [
-            {
-                **dataclasses.asdict(entry),
-                "over_data_parallel": entry.over(parallel),
-                "over_one_device": entry.over(alone),
-            }
-            for entry in found.entries
-        ]
-        print_json(
-            {
-                "network": network,
-                "batch": batch,
-                "cluster": cluster.spec.name,
-                "entries": entries,
-                "refused": list(found.refused),
-            }
-        )
-        return
-    headings = ["devices", "micro-batches", "mini-batch", "over data parallel"]
-    headings += ["over one device", "bubble", "memory by formula", "link load"]
-    print_table(
-        [Column("way"), *(Column(text, True) for text in headings), Column("prices")],
-        [
-            (
-                entry.name,
-                entry.num_devices,
-                entry.num_microbatches,
-                scaled(entry.minibatch_s, "s"),
-                _times(entry.over(parallel)),
-                _times(entry.over(alone)),
-                f"{entry.bubble_rate:.1%}",
-                scaled(entry.memory_bytes, "B", 1024),
-                f"{entry.link_load:.1%}",
-                entry.level,
-            )
-            for entry in found.entries
-        ],
-        f"{network}, batch {batch}, on {cluster.spec.name}",
-    )
-    for reason in found.refused:
-        print(f"left out: {reason}")
-
-
-def _times(ratio: float | None) -> str:
-    return "-" if ratio is None else f"{ratio:.2f}x"
+    show(fpgapipe.compare(network, cluster, batch=batch, progress=progress), as_json=as_json)

@@ -1,8 +1,13 @@
 """``fpgapipe doctor``: lists what fpgapipe needs on a machine, and what was found."""
 
+import dataclasses
+
 import click
 
+from fpgapipe import __version__
 from fpgapipe.host.cli.options.options import command
+from fpgapipe.host.setup.doctor import examine
+from fpgapipe.host.terminal.console import Column, print_json, print_table
 
 
 @command("doctor", example="fpgapipe doctor")
@@ -14,12 +19,6 @@ def doctor(brief: bool, deep: bool, as_json: bool) -> int:
 
     Exits with 1 if planning and simulating cannot run; optional things may be missing.
     """
-    import dataclasses
-
-    from fpgapipe import __version__
-    from fpgapipe.host.setup.doctor import examine
-    from fpgapipe.host.terminal.console import Column, print_json, print_table
-
     findings = examine(deep=deep)
     faults = [finding for finding in findings if finding.is_fault]
     if as_json:

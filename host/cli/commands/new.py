@@ -1,8 +1,11 @@
 """``fpgapipe new``: writes a commented file to begin with."""
 
+from pathlib import Path
+
 import click
 
 from fpgapipe.host.cli.options.options import command
+from fpgapipe.host.setup.starting_files import write_starting_file
 
 
 @command("new", example="fpgapipe new board lab")
@@ -14,9 +17,5 @@ def new(kind: str, name: str) -> None:
     A board is NAME.yaml, a network NAME.py with the function NAME:network, a testbench NAME.py with
     gateware and its tests. A file that is there already is never overwritten.
     """
-    from pathlib import Path
-
-    from fpgapipe.host.setup.starting_files import write_starting_file
-
     path, check = write_starting_file(kind, name, Path())
     print(f"written to {path}; '{check}' checks it")

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
+import fpgapipe
+from fpgapipe.errors import UserError, shown
 from fpgapipe.host.cli.options import ranges
-from fpgapipe.host.cli.options.options import command
-
-if TYPE_CHECKING:
-    from fpgapipe.host.cli.options.oracle_answers import Answers
+from fpgapipe.host.cli.options.options import command, parse_array
+from fpgapipe.host.terminal.console import progress
+from fpgapipe.host.terminal.outputs import check_outputs, write_output
+from fpgapipe.host.terminal.result import show
 
 MOST_DEVICES = 65_536
 """Most devices that may be asked for."""
@@ -76,7 +78,15 @@ MOST_DEVICES = 65_536
     help="Draw speed over the number of devices, as .svg or .html.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-def oracle(network: str | None, **options: Any) -> None:
+def oracle(
+    network: str | None,
+    devices: str,
+    array: str | None,
+    strategies: str | None,
+    plot: tuple[str, ...],
+    as_json: bool,
+    **options: Any,
+) -> None:
     """Foretell time, memory and limits of parallel strategies over numbers of devices.
 
     NETWORK is as for 'inspect', on boards of one kind in a chain: data parallelism and pipelines
@@ -85,79 +95,27 @@ def oracle(network: str | None, **options: Any) -> None:
     times of layers by formulas for the core of a --board, or of a --profile with the columns of
     'plan --profile', per sample.
     """
-    from fpgapipe.errors import UserError
-    from fpgapipe.host.cli.options.oracle_answers import ask_formulas, ask_machine
-    from fpgapipe.host.report.pages.oracle_plot import write_plots
-    from fpgapipe.host.terminal.console import print_json
-    from fpgapipe.host.terminal.outputs import check_outputs
-
-    numbers = _numbers(options["devices"])
-    plots = {f"--plot ({number})": name for number, name in enumerate(options["plot"])}
+    numbers = _numbers(devices)
+    plots = {f"--plot ({number})": name for number, name in enumerate(plot)}
     check_outputs(plots, (network, options["profile"], options["platform"]))
-    for name in options["plot"]:
+    for name in plot:
         if not name.endswith((".svg", ".html")):
             raise UserError(f"--plot must name an .svg or .html file, not {name}")
-    ask = ask_machine if options["model"] == "machine" else ask_formulas
-    answers = ask(network, options, numbers)  # type: ignore[arg-type]
-    if not answers.found:
-        raise UserError("\n".join(answers.reasons))
-    write_plots(options["plot"], answers.found, answers.title)
-    if options["as_json"]:
-        print_json(
-            {
-                "per": "epoch" if answers.per_epoch else "mini-batch",
-                "strategies": [{**vars(each), "sentence": each.sentence} for each in answers.found],
-                "refused": answers.reasons,
-            }
-        )
-        return
-    _print(answers)
-
-
-def _print(answers: Answers) -> None:
-    """Print a table, and a sentence for each strategy on the most devices."""
-    from fpgapipe.host.terminal.console import Column, print_table, scaled
-
-    print_table(
-        [
-            Column("strategy"),
-            *(
-                Column(text, True)
-                for text in ("devices", "batch", "compute", "communication", "mini-batch")
-            ),
-            *([Column("epoch", True)] if answers.per_epoch else []),
-            *(Column(text, True) for text in ("memory", "at most")),
-            Column("by"),
-        ],
-        [
-            (
-                each.name,
-                each.devices,
-                each.batch,
-                scaled(each.compute_s, "s"),
-                scaled(each.communication_s, "s"),
-                scaled(each.minibatch_s or 0.0, "s"),
-                *([scaled(each.epoch_s or 0.0, "s")] if answers.per_epoch else []),
-                scaled(each.memory_bytes, "B", 1024),
-                "-" if each.max_devices is None else each.max_devices,
-                each.level,
-            )
-            for each in answers.found
-        ],
-        answers.title,
+    answers = fpgapipe.oracle(
+        network,
+        numbers,
+        array=parse_array(array),
+        strategies=[each.strip() for each in strategies.split(",")] if strategies else None,
+        progress=progress,
+        **options,
     )
-    print()
-    last = {each.name: each for each in answers.found}
-    for each in last.values():
-        print(each.sentence)
-    for reason in answers.reasons:
-        print(f"left out: {reason}")
+    for name in plot:
+        write_output(name, answers.plot(as_page=name.endswith(".html")))
+    show(answers, as_json=as_json)
 
 
 def _numbers(text: str) -> list[int]:
     """Numbers of devices, as they are asked for."""
-    from fpgapipe.errors import UserError, shown
-
     found = []
     for part in text.split(","):
         if not part.strip().isascii() or not part.strip().isdecimal() or len(part) > 9:

@@ -10,7 +10,6 @@ from fpgapipe.host.report.drawing.elements import NOTHING, Cell, Heading, share,
 from fpgapipe.host.report.drawing.theme import LIGHT, asset, page_begins, themed
 from fpgapipe.host.report.drawing.timetable import number
 from fpgapipe.host.terminal.console import scaled
-from fpgapipe.host.terminal.outputs import write_output
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -51,19 +50,17 @@ CSS = """
 """
 
 
-def write_plots(names: Sequence[str], found: Sequence[Forecast], title: str) -> None:
-    """Write the pictures and pages that are asked for.
+def plot_text(found: Sequence[Forecast], title: str, *, as_page: bool) -> str:
+    """Text of a picture of forecasts, or of a page with it.
 
     Parameters
     ----------
-    names : sequence of str
-        Files that end in ``.svg`` or ``.html``.
     found : sequence of Forecast
     title : str
+    as_page : bool
     """
-    for name in names:
-        svg = draw_svg(found, title, alone=name.endswith(".svg"))
-        write_output(name, svg if name.endswith(".svg") else _page(svg, found, title))
+    svg = draw_svg(found, title, alone=not as_page)
+    return _page(svg, found, title) if as_page else svg
 
 
 def draw_svg(found: Sequence[Forecast], title: str, *, alone: bool = True) -> str:

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from pydantic import ValidationError
+
+from fpgapipe.boards.yaml_file import read_yaml
+from fpgapipe.errors import FileError
+from fpgapipe.json_faults import faults_of
+from fpgapipe.partition.oracle.platform import Platform
+
 if TYPE_CHECKING:
     from pathlib import Path
-
-    from fpgapipe.partition.oracle.platform import Platform
 
 
 def read_platform(path: Path) -> Platform:
@@ -18,13 +23,6 @@ def read_platform(path: Path) -> Platform:
     FileError
         If the file is no valid platform. The message lists every fault.
     """
-    from pydantic import ValidationError
-
-    from fpgapipe.boards.yaml_file import read_yaml
-    from fpgapipe.errors import FileError
-    from fpgapipe.json_faults import faults_of
-    from fpgapipe.partition.oracle.platform import Platform
-
     document = read_yaml(path)
     document.raise_faults()
     try:

@@ -1,0 +1,62 @@
+"""The options of a simulated core and its memory, and the figures that are printed of it."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import click
+
+from fpgapipe.host.cli.options import ranges
+from fpgapipe.host.terminal.console import Column, count, print_json, print_table
+
+_MACHINE = (
+    ("--rows", ranges.Whole(1, 128), 32, "Rows of cells of the systolic array."),
+    ("--cols", ranges.Whole(1, 128), 32, "Columns of cells of the systolic array."),
+    (
+        "--memory-bytes-per-cycle",
+        ranges.Whole(1, 4096),
+        64,
+        "Bytes that the memory moves in a cycle, reads and writes together.",
+    ),
+    (
+        "--memory-latency",
+        ranges.Whole(1, 1 << 20),
+        100,
+        "Cycles from a read request to its first data.",
+    ),
+    (
+        "--scratchpad-bytes",
+        ranges.Whole(1024, 1 << 26),
+        1 << 21,
+        "Bytes of on-chip memory; a power of two.",
+    ),
+    (
+        "--acc-depth",
+        ranges.Whole(16, 65_536),
+        1024,
+        "Accumulators below each column; a power of two.",
+    ),
+    ("--seed", ranges.SEED, 0, "Number that decides the random data."),
+)
+"""Options of the simulated core and its memory: name, range, default, help."""
+
+
+def machine_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a command the options of `_MACHINE`, and ``--json``."""
+    click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")(function)
+    for name, kind, default, text in reversed(_MACHINE):
+        click.option(name, type=kind, default=default, show_default=True, help=text)(function)
+    return function
+
+
+def print_figures(figures: Mapping[str, Any], matches: bool, title: str, as_json: bool) -> None:
+    """Print all figures as JSON, or those that are numbers as a table."""
+    if as_json:
+        print_json(figures)
+        return
+    rows = [
+        (name, count(value) if isinstance(value, int) else f"{value:.4g}")
+        for name, value in figures.items()
+        if not isinstance(value, (dict, bool, str))
+    ]
+    rows.append(("matches model", "yes" if matches else "NO"))
+    print_table([Column("figure"), Column("value", number=True)], rows, title)

@@ -1,0 +1,264 @@
+"""Boards in a table, or one in full, as ``fpgapipe boards`` shows them."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from fpgapipe.boards.library import board_names, load_board
+from fpgapipe.boards.schema import RESOURCES
+from fpgapipe.errors import UserError
+from fpgapipe.host.terminal.console import Column, Table, count, scaled
+from fpgapipe.host.terminal.result import Result
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from fpgapipe.boards.packaging import Packaging
+    from fpgapipe.boards.schema import Board
+
+
+@dataclass(frozen=True)
+class BoardList(Result):
+    """All boards that can be read.
+
+    Attributes
+    ----------
+    boards : tuple of Board
+    """
+
+    RECORDS: ClassVar[str] = "boards"
+
+    boards: tuple[Board, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """All boards in full."""
+        return {"boards": [each.model_dump(mode="json") for each in self.boards]}
+
+    def shown(self) -> Iterator[Table | str]:
+        """A row for each board."""
+        rows = []
+        for board in self.boards:
+            memory = " + ".join(
+                f"{scaled(group.count * group.size_bytes, 'B', 1024)} {group.kind}"
+                for group in board.memory
+            )
+            links = " + ".join(
+                f"{group.count} x {scaled(group.line_rate_bits_per_s, 'b/s')}"
+                for group in board.links
+            )
+            rows.append(
+                [
+                    board.name,
+                    board.part.name,
+                    len(board.fabric.dies),
+                    count(board.part.lut),
+                    count(board.part.ff),
+                    f"{board.part.half_brams / 2:,g}",
+                    count(board.part.uram),
+                    count(board.part.dsp),
+                    memory or "-",
+                    links or "-",
+                    scaled(board.clock.clk_target_hz, "Hz"),
+                ]
+            )
+        yield Table(
+            [
+                Column("name"),
+                Column("part"),
+                *(Column(title, True) for title in ("dies", "LUT", "FF", "BRAM36", "URAM", "DSP")),
+                Column("memory"),
+                Column("links"),
+                Column("clock", True),
+            ],
+            rows,
+        )
+        yield "\nWhole parts; 'fpgapipe boards NAME' shows what shell and reserve leave of one."
+
+
+@dataclass(frozen=True)
+class BoardSheet(Result):
+    """A board in full, with the source of its numbers.
+
+    Attributes
+    ----------
+    board : Board
+    """
+
+    board: Board
+
+    def to_dict(self) -> dict[str, Any]:
+        """The board in full."""
+        return self.board.model_dump(mode="json")
+
+    def shown(self) -> Iterator[Table | str]:
+        """Tables of fabric, memory, links, clock and packaging, and the sources."""
+        board = self.board
+
+        def numbers(counts: list[int]) -> list[str]:
+            shown = dict(zip(RESOURCES, counts, strict=True))
+            shown_bram = f"{shown['bram'] / 2:,g}"
+            return [shown_bram if key == "bram" else count(shown[key]) for key in RESOURCES]
+
+        def row(what: str, counts: list[int], source: str) -> list[str]:
+            return [what, *numbers(counts), source]
+
+        yield f"{board.title} ({board.name}), {board.part.name}, {board.part.dsp_kind}\n"
+        rows = [
+            row(
+                "part",
+                [board.part.count_of(each) for each in RESOURCES],
+                board.part.source,
+            )
+        ]
+        for die in board.fabric.dies:
+            counted = f"{die.name}, {board.fabric.counted.replace('-', ' ')}"
+            rows.append(
+                row(counted, [die.count_of(each) for each in RESOURCES], board.fabric.source)
+            )
+        for item in board.shell:
+            taken = [-item.count_of(each) for each in RESOURCES]
+            rows.append(row(f"{item.die}: {item.name}", taken, item.source))
+        shares = [f"{getattr(board.usable_share, each):.0%}" for each in RESOURCES]
+        rows.append(["usable share of the rest", *shares, board.usable_share.source])
+        for die in board.fabric.dies:
+            rows.append(
+                row(f"{die.name}, usable", [board.usable(die, each) for each in RESOURCES], "")
+            )
+        yield Table(
+            [
+                Column("fabric"),
+                *(Column(title, True) for title in ("LUT", "FF", "BRAM36", "URAM", "DSP")),
+                Column("source"),
+            ],
+            rows,
+        )
+        spec = board.device_spec()
+        yield f"\nusable on-chip memory: {scaled(spec.on_chip_bytes, 'B', 1024)}"
+        if board.memory:
+            yield ""
+            yield Table(
+                [
+                    Column("memory"),
+                    Column("kind"),
+                    Column("channels", True),
+                    *(Column(title, True) for title in ("size each", "bandwidth each", "latency")),
+                    Column("source"),
+                    Column("source of latency"),
+                ],
+                [
+                    [
+                        group.name,
+                        group.kind,
+                        group.count,
+                        scaled(group.size_bytes, "B", 1024),
+                        scaled(group.bandwidth_bytes_per_s, "B/s"),
+                        f"{group.latency_s * 1e9:g} ns",
+                        group.source,
+                        group.latency_source,
+                    ]
+                    for group in board.memory
+                ],
+            )
+        if board.links:
+            yield ""
+            yield Table(
+                [
+                    Column("links"),
+                    Column("protocol"),
+                    Column("ports", True),
+                    *(Column(title, True) for title in ("line rate", "payload", "latency")),
+                    Column("source"),
+                    Column("source of latency"),
+                ],
+                [
+                    [
+                        group.name,
+                        group.protocol,
+                        group.count,
+                        scaled(group.line_rate_bits_per_s, "b/s"),
+                        scaled(group.spec().payload_bytes_per_s, "B/s"),
+                        f"{group.latency_s * 1e9:g} ns",
+                        group.source,
+                        group.latency_source,
+                    ]
+                    for group in board.links
+                ],
+            )
+        yield ""
+        yield Table(
+            [Column(""), Column(""), Column("source")],
+            [
+                [
+                    "clock target",
+                    scaled(board.clock.clk_target_hz, "Hz"),
+                    board.clock.source,
+                ],
+                [
+                    f"host by {board.host.interface}",
+                    scaled(board.host.bandwidth_bytes_per_s, "B/s"),
+                    board.host.source,
+                ],
+            ],
+        )
+        if board.packaging:
+            yield ""
+            yield Table(
+                [Column("packaging"), Column(""), Column("source")],
+                _packaging_rows(board, board.packaging),
+            )
+        yield "\nsources"
+        for key, entry in board.sources.items():
+            document = f", {entry.document}" if entry.document else ""
+            note = f" ({entry.note})" if entry.note else ""
+            yield f"  {key}: {entry.title}{document}{note}"
+
+
+def _packaging_rows(board: Board, packaging: Packaging) -> list[list[str]]:
+    """What a vendor's flow knows of the board: the flow, the tools, the memory, and each port."""
+    flow = getattr(packaging, packaging.flow)
+    tools = packaging.tools
+    name = (
+        packaging.vitis.platform
+        if packaging.vitis
+        else packaging.litex.loader
+        if packaging.litex
+        else flow.board_part
+    )
+    rows = [
+        [packaging.flow, name, flow.source],
+        ["tools", f"{tools.first or 'unknown'} to {tools.last or 'the newest'}", tools.source],
+    ]
+    for memory in board.reached_memories():
+        size = scaled(memory.count * memory.size_bytes, "B", 1024)
+        rate = scaled(memory.count * memory.bandwidth_bytes_per_s, "B/s")
+        rows.append([memory.name, f"{size}, {rate} by one port of the core", flow.source])
+    for each in packaging.transceivers:
+        where = each.platform_lanes or f"quad {each.quad}"
+        clock = f"{each.reference_clock_hz / 1e6:.7g} MHz"
+        rows.append([each.name, f"{each.lanes} lanes, {where}, {clock}", each.source])
+    return rows
+
+
+def list_boards() -> BoardList:
+    """All built-in boards that can be read, with warnings of the others."""
+    found = []
+    for name in board_names():
+        try:
+            found.append(load_board(name))
+        except UserError as error:
+            logging.getLogger("fpgapipe.boards").warning("left out: %s", error)
+    return BoardList(tuple(found))
+
+
+def describe_board(name_or_path: str | Path) -> BoardSheet:
+    """A board in full, with the source of its numbers.
+
+    Parameters
+    ----------
+    name_or_path : str or path
+        As for `load_board`.
+    """
+    return BoardSheet(load_board(name_or_path))

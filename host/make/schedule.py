@@ -1,0 +1,158 @@
+"""Timetables of schedules for stages of given times, as ``fpgapipe schedule`` draws them."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from fpgapipe.errors import UserError
+from fpgapipe.host.make.csv_schedule import read_schedule
+from fpgapipe.host.report.drawing.pictures import picture
+from fpgapipe.host.report.drawing.timetable_text import draw_text
+from fpgapipe.host.terminal.result import Result
+from fpgapipe.lowering.schedule.pytorch_csv import to_pytorch_csv
+from fpgapipe.lowering.schedule.schedule import Schedule
+from fpgapipe.partition.schedule.schedule_kinds import make_schedule
+from fpgapipe.partition.schedule.schedule_rules import check_schedule
+from fpgapipe.partition.schedule.zero_bubble import zb_auto
+from fpgapipe.partition.timeline.timeline import StageTimes, simulate
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from fpgapipe.host.terminal.console import Table
+    from fpgapipe.partition.schedule.schedule_rules import Verdict
+    from fpgapipe.partition.timeline.timeline import Timeline
+
+
+@dataclass(frozen=True)
+class Timetable(Result):
+    """A schedule with the times of its tasks, and what it needs.
+
+    Attributes
+    ----------
+    schedule : Schedule
+    timeline : Timeline
+    verdict : Verdict
+        Memory and links that it needs.
+    shows_order : bool
+        Whether the order of the tasks is shown, instead of a drawing.
+    """
+
+    schedule: Schedule
+    timeline: Timeline
+    verdict: Verdict
+    shows_order: bool = False
+
+    def picture(self, kind: str) -> str:
+        """Text of a picture of the timetable: ``svg``, ``html``, or ``trace`` for Perfetto."""
+        return picture(kind, self.timeline, f"{self.schedule.kind} timetable")
+
+    def to_csv(self) -> str:
+        """The order of the tasks as the CSV that PyTorch reads."""
+        return to_pytorch_csv(self.schedule)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Times, bubbles, and what the schedule needs."""
+        return {
+            "kind": self.schedule.kind,
+            "makespan": self.timeline.makespan_s,
+            "span": self.timeline.span_s,
+            "bubble_rate": self.timeline.bubble_rate,
+            "peak_microbatches": list(self.timeline.peak_microbatches()),
+            "weight_versions": list(self.verdict.weight_versions),
+            "fifo_depth": self.verdict.fifo_depth,
+            "busy": list(self.timeline.busy_s),
+        }
+
+    def shown(self) -> Iterator[Table | str]:
+        """A drawing or the order of the tasks, and what it comes to."""
+        yield str(self.schedule).removesuffix("\n") if self.shows_order else self._drawn
+        made = self.timeline
+        yield f"makespan {made.makespan_s:g} s, bubble rate {made.bubble_rate:.2%}"
+        yield f"micro-batches of features kept: {'/'.join(map(str, made.peak_microbatches()))}"
+        yield f"versions of weights kept: {'/'.join(map(str, self.verdict.weight_versions))}"
+        yield f"results that each link must hold: {self.verdict.fifo_depth}"
+
+    @property
+    def _drawn(self) -> str:
+        encoding = (sys.stdout.encoding or "").lower()
+        width = shutil.get_terminal_size((120, 24)).columns
+        return draw_text(self.timeline, width=width, unicode=encoding.startswith("utf"))
+
+
+def schedule(
+    kind: str | None = None,
+    stages: int | None = None,
+    microbatches: int | None = None,
+    *,
+    order: Schedule | Path | str | None = None,
+    tf: float = 1.0,
+    tb: float = 1.0,
+    tw: float = 1.0,
+    tcomm: float = 0.0,
+    latency: float = 0.0,
+    chunks: int = 2,
+    memory_limit: int | None = None,
+    fifo_depth: int | None = None,
+    shows_order: bool = False,
+) -> Timetable:
+    """Time a schedule of equal stages.
+
+    Parameters
+    ----------
+    kind : str, optional
+        Its name; an `order` has one of its own.
+    stages, microbatches : int, optional
+        Devices in the chain, and parts of a mini-batch.
+    order : Schedule or path, optional
+        A schedule, or a file in PyTorch's CSV form, instead of one by name.
+    tf, tb, tw : float
+        Seconds of a forward pass, of the gradient of the inputs and of that of the weights.
+    tcomm, latency : float
+        Seconds of a transfer to the next device, and from one end of a link to the other.
+    chunks : int
+        Stages of each device in interleaved schedules.
+    memory_limit : int, optional
+        Micro-batches whose activations a device may keep, for ``zb-auto``.
+    fifo_depth : int, optional
+        Results that a link holds; no limit if it is not given.
+    shows_order : bool
+        Whether the result shows the order of the tasks, instead of a drawing.
+
+    Raises
+    ------
+    UserError
+        If options contradict each other or the schedule breaks a rule.
+    """
+    work = (tf, tb, tw)
+    transfer = {"transfer_s": tcomm, "latency_s": latency}
+    if order is not None:
+        if kind is not None:
+            raise UserError(f"--from-csv has a schedule of its own: leave out {kind!r}")
+        if memory_limit is not None:
+            raise UserError("--memory-limit is for zb-auto; --from-csv has an order of its own")
+        if not isinstance(order, Schedule):
+            order = read_schedule(order, stages, microbatches)
+        made = order
+        times = StageTimes.uniform(made.num_stages, *work, **transfer)
+    else:
+        if kind is None:
+            raise UserError("name a KIND of schedule, or a file with --from-csv")
+        if stages is None or microbatches is None:
+            missing = "stages" if stages is None else "microbatches"
+            raise UserError(f"{kind} needs --{missing}")
+        if kind == "zb-auto":
+            times = StageTimes.uniform(stages, *work, **transfer)
+            made = zb_auto(stages, microbatches, times, memory_limit=memory_limit)
+        else:
+            made = make_schedule(kind, stages, microbatches, chunks=chunks)
+            # Interleaved stages share a device's work; a data-parallel device does that of all.
+            share = {"interleaved": 1 / chunks, "data-parallel": stages}.get(kind, 1)
+            work = (tf * share, tb * share, tw * share)
+            times = StageTimes.uniform(made.num_stages, *work, **transfer)
+    timeline = simulate(made, times, fifo_depth=fifo_depth)
+    return Timetable(made, timeline, check_schedule(made, fifo_depth=fifo_depth), shows_order)
