@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from pathlib import Path
+from typing import Any, ClassVar
 
 from fpgapipe.boards.library import board_names, load_board
-from fpgapipe.boards.schema import RESOURCES
+from fpgapipe.boards.packaging import Packaging
+from fpgapipe.boards.schema import RESOURCES, Board
 from fpgapipe.errors import UserError
-from fpgapipe.host.terminal.console import Column, Table, count, scaled
+from fpgapipe.host.terminal.console import Table, count, scaled
 from fpgapipe.host.terminal.result import Result
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from fpgapipe.boards.packaging import Packaging
-    from fpgapipe.boards.schema import Board
 
 
 @dataclass(frozen=True)
@@ -65,14 +61,7 @@ class BoardList(Result):
                 ]
             )
         yield Table(
-            [
-                Column("name"),
-                Column("part"),
-                *(Column(title, True) for title in ("dies", "LUT", "FF", "BRAM36", "URAM", "DSP")),
-                Column("memory"),
-                Column("links"),
-                Column("clock", True),
-            ],
+            "name|part|>dies|>LUT|>FF|>BRAM36|>URAM|>DSP|memory|links|>clock",
             rows,
         )
         yield "\nWhole parts; 'fpgapipe boards NAME' shows what shell and reserve leave of one."
@@ -106,13 +95,7 @@ class BoardSheet(Result):
             return [what, *numbers(counts), source]
 
         yield f"{board.title} ({board.name}), {board.part.name}, {board.part.dsp_kind}\n"
-        rows = [
-            row(
-                "part",
-                [board.part.count_of(each) for each in RESOURCES],
-                board.part.source,
-            )
-        ]
+        rows = [row("part", [board.part.count_of(each) for each in RESOURCES], board.part.source)]
         for die in board.fabric.dies:
             counted = f"{die.name}, {board.fabric.counted.replace('-', ' ')}"
             rows.append(
@@ -127,27 +110,14 @@ class BoardSheet(Result):
             rows.append(
                 row(f"{die.name}, usable", [board.usable(die, each) for each in RESOURCES], "")
             )
-        yield Table(
-            [
-                Column("fabric"),
-                *(Column(title, True) for title in ("LUT", "FF", "BRAM36", "URAM", "DSP")),
-                Column("source"),
-            ],
-            rows,
-        )
+        yield Table("fabric|>LUT|>FF|>BRAM36|>URAM|>DSP|source", rows)
         spec = board.device_spec()
         yield f"\nusable on-chip memory: {scaled(spec.on_chip_bytes, 'B', 1024)}"
         if board.memory:
             yield ""
             yield Table(
-                [
-                    Column("memory"),
-                    Column("kind"),
-                    Column("channels", True),
-                    *(Column(title, True) for title in ("size each", "bandwidth each", "latency")),
-                    Column("source"),
-                    Column("source of latency"),
-                ],
+                "memory|kind|>channels|>size each|>bandwidth each|>latency|source|"
+                "source of latency",
                 [
                     [
                         group.name,
@@ -165,14 +135,7 @@ class BoardSheet(Result):
         if board.links:
             yield ""
             yield Table(
-                [
-                    Column("links"),
-                    Column("protocol"),
-                    Column("ports", True),
-                    *(Column(title, True) for title in ("line rate", "payload", "latency")),
-                    Column("source"),
-                    Column("source of latency"),
-                ],
+                "links|protocol|>ports|>line rate|>payload|>latency|source|source of latency",
                 [
                     [
                         group.name,
@@ -189,13 +152,9 @@ class BoardSheet(Result):
             )
         yield ""
         yield Table(
-            [Column(""), Column(""), Column("source")],
+            "||source",
             [
-                [
-                    "clock target",
-                    scaled(board.clock.clk_target_hz, "Hz"),
-                    board.clock.source,
-                ],
+                ["clock target", scaled(board.clock.clk_target_hz, "Hz"), board.clock.source],
                 [
                     f"host by {board.host.interface}",
                     scaled(board.host.bandwidth_bytes_per_s, "B/s"),
@@ -205,10 +164,7 @@ class BoardSheet(Result):
         )
         if board.packaging:
             yield ""
-            yield Table(
-                [Column("packaging"), Column(""), Column("source")],
-                _packaging_rows(board, board.packaging),
-            )
+            yield Table("packaging||source", _packaging_rows(board, board.packaging))
         yield "\nsources"
         for key, entry in board.sources.items():
             document = f", {entry.document}" if entry.document else ""

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from fpgapipe.host.build.build import open_build
-from fpgapipe.host.driver.bringup import Bringup
+from fpgapipe.host.build.build import Build, open_build
+from fpgapipe.host.driver.bringup import Bringup, Checked
 from fpgapipe.host.driver.core_driver import CoreDriver
 from fpgapipe.host.driver.devices import Devices
 from fpgapipe.host.driver.link_clocks import LinkClock
+from fpgapipe.host.driver.transport import Transport
 from fpgapipe.host.package.clocks import read_clocks
 from fpgapipe.host.package.package import PACKAGE
 from fpgapipe.host.terminal.result import Result
@@ -18,12 +20,7 @@ from fpgapipe.host.transports.opening import transports_of
 from fpgapipe.host.transports.without_boards import SIMULATED, without_boards
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
-    from fpgapipe.host.build.build import Build
-    from fpgapipe.host.driver.bringup import Checked
     from fpgapipe.host.driver.devices import End
-    from fpgapipe.host.driver.transport import Transport
 
 
 @dataclass(frozen=True)

@@ -5,17 +5,18 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import importlib.util
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from fpgapipe.boards.cluster import Cluster
 from fpgapipe.errors import UserError
 from fpgapipe.host.backends.verification import verified
 from fpgapipe.host.build.build import Build, check_folder, write_build
 from fpgapipe.host.build.verilog_ahead import LARGE_MACS, Begun
-from fpgapipe.host.make.networks import frozen_loader, loader, with_integers, with_parameters
+from fpgapipe.host.make.networks import Load, frozen_loader, loader, with_integers, with_parameters
 from fpgapipe.host.make.plan_tables import plan_parts
 from fpgapipe.host.make.planning import (
     PIPELINES,
@@ -28,17 +29,20 @@ from fpgapipe.host.make.planning import (
 )
 from fpgapipe.host.package.target import check_boards
 from fpgapipe.host.runtime.program_check import Verification, verify_programs
-from fpgapipe.host.terminal.console import Column, Table, count, scaled
-from fpgapipe.host.terminal.progress import silent
+from fpgapipe.host.terminal.console import Table, count, scaled
+from fpgapipe.host.terminal.progress import Progress, silent
 from fpgapipe.host.terminal.result import Result
 from fpgapipe.hw.hls_models.spec.core_spec import NoRoom
+from fpgapipe.hw.hls_models.spec.device import ClusterSpec
 from fpgapipe.lowering.memory.sharing import Category
 from fpgapipe.lowering.program.late_updates import late_options
 from fpgapipe.lowering.units.network_units import check_network
 from fpgapipe.lowering.units.step_options import StepOptions
 from fpgapipe.partition.cost.cores import RESOURCES
+from fpgapipe.partition.explore.candidate import Candidate
 from fpgapipe.partition.explore.explorer import AUTO_SCHEDULES, Request, explore
 from fpgapipe.partition.explore.planned import as_plan, one_link_each
+from fpgapipe.partition.plan import Plan
 from fpgapipe.partition.pricing.machine import price_plan
 from fpgapipe.partition.pricing.machine_search import THOROUGH, explore_remembered
 from fpgapipe.partition.pricing.plan_cores import core_specs
@@ -46,15 +50,6 @@ from fpgapipe.partition.schedule.built_schedules import check_schedule_kind
 from fpgapipe.partition.schedule.schedule_kinds import make_schedule
 from fpgapipe.partition.search.problem import PlanError
 from fpgapipe.stopwatch import phase
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
-    from fpgapipe.host.make.networks import Load
-    from fpgapipe.host.terminal.progress import Progress
-    from fpgapipe.hw.hls_models.spec.device import ClusterSpec
-    from fpgapipe.partition.explore.candidate import Candidate
-    from fpgapipe.partition.plan import Plan
 
 
 @dataclass(frozen=True)
@@ -116,8 +111,7 @@ class Built(Result):
                 for name in RESOURCES
             ]
             rows.append((stage, each["board"], each["core"], *cells))
-        heads = [Column("stage", True), Column("board"), Column("core")]
-        heads += [Column(name.upper(), True) for name in RESOURCES]
+        heads = "|".join([">stage|board|core", *(f">{name.upper()}" for name in RESOURCES)])
         return Table(heads, rows, "what the cores take of what a design may use")
 
     @property
@@ -133,9 +127,9 @@ class Built(Result):
             )
             for stage, each in enumerate(use)
         ]
-        heads = ["stage", *(name.value for name in names), "all"]
+        heads = "|>".join([">stage", *(name.value for name in names), "all"])
         title = "what the memory of each device is used for, at the fullest moment"
-        return Table([Column(name, True) for name in heads], rows, title)
+        return Table(heads, rows, title)
 
     @cached_property
     def hint(self) -> str | None:

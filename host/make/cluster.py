@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
-from fpgapipe.host.terminal.console import Column, Table, count, scaled
+from fpgapipe.boards.cluster import Cluster
+from fpgapipe.host.terminal.console import Table, count, scaled
 from fpgapipe.host.terminal.result import Result
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from fpgapipe.boards.cluster import Cluster
 
 
 @dataclass(frozen=True)
@@ -47,13 +44,7 @@ class ClusterSheet(Result):
         """A row for each device, and one for each link."""
         spec = self.cluster.spec
         yield Table(
-            [
-                Column("device"),
-                Column("board"),
-                *(Column(heading, True) for heading in ("LUT", "BRAM36", "URAM", "DSP")),
-                Column("memory", True),
-                Column("clock", True),
-            ],
+            "device|board|>LUT|>BRAM36|>URAM|>DSP|>memory|>clock",
             [
                 [
                     name,
@@ -73,14 +64,7 @@ class ClusterSheet(Result):
             return
         yield ""
         yield Table(
-            [
-                Column("link"),
-                Column("ports"),
-                Column("protocol"),
-                Column("line rate", True),
-                Column("payload", True),
-                Column("latency", True),
-            ],
+            "link|ports|protocol|>line rate|>payload|>latency",
             [
                 [
                     f"{spec.device_names[link.source]} -> {spec.device_names[link.destination]}",

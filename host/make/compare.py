@@ -3,24 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
-from fpgapipe.host.make.networks import loader
+from fpgapipe.boards.cluster import Cluster
+from fpgapipe.host.make.networks import Load, loader
 from fpgapipe.host.make.planning import spec_of
-from fpgapipe.host.terminal.console import Column, Table, scaled
-from fpgapipe.host.terminal.progress import silent
+from fpgapipe.host.terminal.console import Table, scaled
+from fpgapipe.host.terminal.progress import Progress, silent
 from fpgapipe.host.terminal.result import Result
+from fpgapipe.hw.hls_models.spec.device import ClusterSpec
+from fpgapipe.partition.explore.comparison import Comparison
 from fpgapipe.partition.pricing.machine_comparison import compare_on_machine
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from fpgapipe.boards.cluster import Cluster
-    from fpgapipe.host.make.networks import Load
-    from fpgapipe.host.terminal.progress import Progress
-    from fpgapipe.hw.hls_models.spec.device import ClusterSpec
-    from fpgapipe.partition.explore.comparison import Comparison
 
 
 @dataclass(frozen=True)
@@ -63,10 +58,10 @@ class Compared(Result):
     def shown(self) -> Iterator[Table | str]:
         """A row for each way, and why others are impossible."""
         parallel, alone = self.found.find("data parallel"), self.found.find("one device")
-        headings = ["devices", "micro-batches", "mini-batch", "over data parallel"]
-        headings += ["over one device", "bubble", "memory by formula", "link load"]
+        columns = "way|>devices|>micro-batches|>mini-batch|>over data parallel"
+        columns += "|>over one device|>bubble|>memory by formula|>link load|prices"
         yield Table(
-            [Column("way"), *(Column(text, True) for text in headings), Column("prices")],
+            columns,
             [
                 (
                     entry.name,

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
-from fpgapipe.host.terminal.console import Column, Table
+from fpgapipe.host.terminal.console import Table
 from fpgapipe.host.terminal.result import Result
-from fpgapipe.lowering.units.coverage import coverage_of
+from fpgapipe.lowering.units.coverage import Coverage, coverage_of
+from fpgapipe.network.graph import Graph
 from fpgapipe.network.load import load_network
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from fpgapipe.lowering.units.coverage import Coverage
-    from fpgapipe.network.graph import Graph
 
 
 @dataclass(frozen=True)
@@ -39,9 +35,7 @@ class Covered(Result):
     def shown(self) -> Iterator[Table | str]:
         """A row for each layer, and every reason against one."""
         graph, found = self.graph, self.found
-        columns = [
-            Column(title) for title in ("layer", "op", "with", "engine", "forward", "backward")
-        ]
+        columns = "layer|op|with|engine|forward|backward"
         rows = [
             (
                 each.layer,

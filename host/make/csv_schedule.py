@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from fpgapipe.errors import FileError
 from fpgapipe.lowering.schedule.pytorch_csv import read_pytorch_csv
-from fpgapipe.lowering.schedule.schedule import ScheduleError
+from fpgapipe.lowering.schedule.schedule import Schedule, ScheduleError
 from fpgapipe.partition.schedule.schedule_kinds import check_passes
 from fpgapipe.partition.schedule.schedule_rules import check_schedule
-
-if TYPE_CHECKING:
-    from fpgapipe.lowering.schedule.schedule import Schedule
 
 
 def read_schedule(

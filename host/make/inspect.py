@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
-from fpgapipe.host.terminal.console import Column, Table, count
+from fpgapipe.host.terminal.console import Table, count
 from fpgapipe.host.terminal.result import Result
+from fpgapipe.network.graph import Graph
 from fpgapipe.network.load import load_network
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from fpgapipe.network.graph import Graph
 
 
 @dataclass(frozen=True)
@@ -35,16 +32,7 @@ class Layers(Result):
     def shown(self) -> Iterator[Table | str]:
         """A row for each layer, the totals, and the outputs if there are several."""
         graph = self.graph
-        columns = [
-            Column("layer"),
-            Column("op"),
-            Column("inputs"),
-            Column("output shape"),
-            Column("MACs", number=True),
-            Column("parameters", number=True),
-            Column("features", number=True),
-            Column("passes"),
-        ]
+        columns = "layer|op|inputs|output shape|>MACs|>parameters|>features|passes"
         rows = [
             (
                 layer.name,

@@ -4,24 +4,21 @@ from __future__ import annotations
 
 import functools
 import uuid
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fpgapipe.errors import UserError
 from fpgapipe.host.backends.calibration import calibrated
 from fpgapipe.host.data.data import load_data
 from fpgapipe.host.runtime.parameters_file import read_parameters
-from fpgapipe.network.graph import NetworkError
+from fpgapipe.network.graph import Graph, NetworkError
 from fpgapipe.network.load import load_network
 from fpgapipe.network.parameter_groups import freeze
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from fpgapipe.network.graph import Graph
-
-    Load = Callable[[int], Graph]
+Load = Callable[[int], Graph]
+"""Function that gives a network for a number of samples."""
 
 
 class Loader:

@@ -2,40 +2,34 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from fpgapipe.boards.cluster import chain_of
 from fpgapipe.boards.library import load_board
+from fpgapipe.boards.schema import Board
 from fpgapipe.errors import UserError, nearest
-from fpgapipe.host.make.networks import loader
+from fpgapipe.host.make.networks import Load, Loader, loader
 from fpgapipe.host.make.platform_file import read_platform
 from fpgapipe.host.report.pages.oracle_plot import plot_text
-from fpgapipe.host.terminal.console import Column, Table, scaled
-from fpgapipe.host.terminal.progress import silent
+from fpgapipe.host.terminal.console import Table, scaled
+from fpgapipe.host.terminal.progress import Progress, silent
 from fpgapipe.host.terminal.result import Result
+from fpgapipe.hw.hls_models.spec.device import ClusterSpec
 from fpgapipe.jobs import results
 from fpgapipe.network.load import load_file
+from fpgapipe.partition.oracle.forecast import Forecast
 from fpgapipe.partition.oracle.machine import STRATEGIES as PRICED
 from fpgapipe.partition.oracle.machine import ask
 from fpgapipe.partition.oracle.measured_rows import rows_of
 from fpgapipe.partition.oracle.network_rows import rows_of_network
 from fpgapipe.partition.oracle.paradl import STRATEGIES as FORMULAS
-from fpgapipe.partition.oracle.paradl import Question
+from fpgapipe.partition.oracle.paradl import LayerRow, Question
 from fpgapipe.partition.oracle.platform import Platform, PlatformLink
 from fpgapipe.partition.oracle.question import Batch, Machine
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
-    from fpgapipe.boards.schema import Board
-    from fpgapipe.host.make.networks import Load, Loader
-    from fpgapipe.host.terminal.progress import Progress
-    from fpgapipe.hw.hls_models.spec.device import ClusterSpec
-    from fpgapipe.partition.oracle.forecast import Forecast
-    from fpgapipe.partition.oracle.paradl import LayerRow
 
 FILTER_DEVICES = 4
 """Devices of a group in mixtures with data parallelism, by the formulas of the paper."""
@@ -113,17 +107,10 @@ class Answers(Result):
 
     def shown(self) -> Iterator[Table | str]:
         """A table, and a sentence for each strategy on the most devices."""
+        columns = "strategy|>devices|>batch|>compute|>communication|>mini-batch"
+        columns += f"{'|>epoch' if self.per_epoch else ''}|>memory|>at most|by"
         yield Table(
-            [
-                Column("strategy"),
-                *(
-                    Column(text, True)
-                    for text in ("devices", "batch", "compute", "communication", "mini-batch")
-                ),
-                *([Column("epoch", True)] if self.per_epoch else []),
-                *(Column(text, True) for text in ("memory", "at most")),
-                Column("by"),
-            ],
+            columns,
             [
                 (
                     each.name,

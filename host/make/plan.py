@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
+from fpgapipe.boards.cluster import Cluster
 from fpgapipe.errors import UserError
 from fpgapipe.host.make.csv_schedule import read_plain_schedule
 from fpgapipe.host.make.networks import loader
@@ -21,35 +23,27 @@ from fpgapipe.host.make.planning import (
     why_not_built,
 )
 from fpgapipe.host.report.drawing.pictures import picture
-from fpgapipe.host.terminal.console import Column, Table, scaled
-from fpgapipe.host.terminal.progress import silent
+from fpgapipe.host.terminal.console import Table, scaled
+from fpgapipe.host.terminal.progress import Progress, silent
 from fpgapipe.host.terminal.result import Result
+from fpgapipe.hw.hls_models.spec.device import ClusterSpec
 from fpgapipe.lowering.schedule.schedule import Schedule, TaskKind
 from fpgapipe.lowering.units.network_units import refusals_of
+from fpgapipe.network.graph import Graph
 from fpgapipe.network.load import load_file
-from fpgapipe.partition.explore.explorer import AUTO_SCHEDULES, Request
+from fpgapipe.partition.explore.candidate import Candidate
+from fpgapipe.partition.explore.explorer import AUTO_SCHEDULES, Exploration, Request
 from fpgapipe.partition.explore.measured import plan_profile as cut_profile
 from fpgapipe.partition.explore.planned import as_plan
+from fpgapipe.partition.plan import Plan
+from fpgapipe.partition.pricing.cycle_account import CycleAccount
 from fpgapipe.partition.pricing.machine import explain_plan, is_soon_priced, price_plan
 from fpgapipe.partition.pricing.machine_search import LOOKS, THOROUGH
-from fpgapipe.partition.search.problem import Objective
+from fpgapipe.partition.search.problem import Objective, Partition
+from fpgapipe.partition.strategies.layerwise import LayerwisePlan
 from fpgapipe.partition.strategies.plan_layerwise import plan_any_degrees
+from fpgapipe.partition.timeline.timeline import Timeline
 from fpgapipe.stopwatch import phase
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
-
-    from fpgapipe.boards.cluster import Cluster
-    from fpgapipe.host.terminal.progress import Progress
-    from fpgapipe.hw.hls_models.spec.device import ClusterSpec
-    from fpgapipe.network.graph import Graph
-    from fpgapipe.partition.explore.candidate import Candidate
-    from fpgapipe.partition.explore.explorer import Exploration
-    from fpgapipe.partition.plan import Plan
-    from fpgapipe.partition.pricing.cycle_account import CycleAccount
-    from fpgapipe.partition.search.problem import Partition
-    from fpgapipe.partition.strategies.layerwise import LayerwisePlan
-    from fpgapipe.partition.timeline.timeline import Timeline
 
 
 @dataclass(frozen=True)
@@ -166,8 +160,7 @@ class Planned(Result):
         """What the strategies take that were compared."""
         ordered = sorted(self.compared.items(), key=lambda each: each[1].predicted.minibatch_s)
         return Table(
-            [Column("strategy"), Column("micro-batches", True), Column("mini-batch", True),
-             Column("by")],
+            "strategy|>micro-batches|>mini-batch|by",
             [
                 (
                     name,
@@ -185,9 +178,8 @@ def _tried_parts(found: Exploration) -> Iterator[Table | str]:
     best: dict[str, Candidate] = {}
     for each in found.tried:
         best.setdefault(each.kind, each)
-    headings = ("micro-batches", "mini-batch", "bubble")
     yield Table(
-        [Column("schedule"), *(Column(text, True) for text in headings)],
+        "schedule|>micro-batches|>mini-batch|>bubble",
         [
             (
                 kind,
@@ -226,9 +218,8 @@ class PlannedDegrees(Result):
     def shown(self) -> Iterator[Table | str]:
         """The degrees, and what they are compared with."""
         found = self.found
-        headings = ("devices", "compute", "gradient sum", "memory")
         yield Table(
-            [Column("layers"), Column("degrees"), *(Column(text, True) for text in headings)],
+            "layers|degrees|>devices|>compute|>gradient sum|>memory",
             [
                 (
                     group.layers[0]
@@ -282,9 +273,8 @@ class PlannedProfile(Result):
     def shown(self) -> Iterator[Table | str]:
         """The stages and their times."""
         found = self.found
-        headings = {"stage": True, "layers": True, "from": False, "to": False, "replicas": True}
         yield Table(
-            [*(Column(text, each) for text, each in headings.items()), Column("time", True)],
+            ">stage|>layers|from|to|>replicas|>time",
             [
                 (i, len(s.layers), s.layers[0], s.layers[-1], s.replicas, scaled(s.time_s, "s"))
                 for i, s in enumerate(found.stages)

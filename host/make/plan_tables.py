@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
-from typing import TYPE_CHECKING
 
-from fpgapipe.host.terminal.console import Column, Table, count, scaled
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
-
-    from fpgapipe.hw.hls_models.spec.device import ClusterSpec
-    from fpgapipe.partition.plan import Plan
-    from fpgapipe.partition.pricing.cycle_account import CycleAccount
+from fpgapipe.host.terminal.console import Table, count, scaled
+from fpgapipe.hw.hls_models.spec.device import ClusterSpec
+from fpgapipe.partition.plan import Plan
+from fpgapipe.partition.pricing.cycle_account import CycleAccount
 
 LEAST_SHARE = 0.005
 """Rows with a smaller share of the step are added up in one row."""
@@ -46,11 +42,7 @@ def plan_parts(plan: Plan, cluster: ClusterSpec) -> Iterator[Table | str]:
                 scaled(stage.sends_bytes, "B"),
             )
         )
-    headings = ("stage", "device", "array", "layers", "from", "to", "MACs", "F", "dX", "dW")
-    columns = [
-        Column(text, text in ("stage", "layers", "MACs", "F", "dX", "dW")) for text in headings
-    ]
-    columns += [Column("memory", True), Column("sends", True)]
+    columns = ">stage|device|array|>layers|from|to|>MACs|>F|>dX|>dW|>memory|>sends"
     title = (
         f"{plan.network}, batch {plan.batch} in {plan.num_microbatches} micro-batches of "
         f"{plan.microbatch}, {plan.schedule} over {plan.cluster}"
@@ -74,7 +66,7 @@ def degrees_table(plan: Plan) -> Table:
         names = [name for name, _ in each]
         whole = degrees.num_devices == 1
         rows.append((names[0], names[-1], len(names), "whole" if whole else str(degrees)))
-    columns = [Column("from"), Column("to"), Column("layers", True), Column("cut into parts by")]
+    columns = "from|to|>layers|cut into parts by"
     return Table(columns, rows)
 
 
@@ -96,17 +88,13 @@ def explained_parts(plan: Plan, num: int, found: Sequence[CycleAccount]) -> Iter
             array = f"array {engine} of {stage.device}" if engine else f"array of {stage.device}"
             yield ""
             yield Table(
-                [Column("the array"), Column("cycles", True), Column("share", True)],
+                "the array|>cycles|>share",
                 _rows((((each.words,), each.cycles) for each in spent), account.cycles),
                 f"{array} in {step}",
             )
             yield ""
             yield Table(
-                [
-                    *map(Column, ("layers up to", "pass", "the array")),
-                    Column("cycles", True),
-                    Column("share", True),
-                ],
+                "layers up to|pass|the array|>cycles|>share",
                 _rows(
                     (
                         ((each.layer, each.direction, each.words), each.cycles)

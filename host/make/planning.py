@@ -2,38 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fpgapipe.boards.cluster import Cluster
 from fpgapipe.errors import UserError, nearest, shown
-from fpgapipe.host.terminal.progress import silent
+from fpgapipe.host.terminal.progress import Progress, silent
+from fpgapipe.hw.hls_models.spec.device import ClusterSpec
 from fpgapipe.lowering.units.network_units import RefusedNetwork, check_network
-from fpgapipe.partition.explore.explorer import device_chains, explore
+from fpgapipe.network.graph import Graph
+from fpgapipe.partition.explore.candidate import Candidate
+from fpgapipe.partition.explore.explorer import Exploration, Request, device_chains, explore
 from fpgapipe.partition.explore.smallest import explore_smallest
-from fpgapipe.partition.plan import DATA_PARALLEL, LAYERWISE
+from fpgapipe.partition.plan import DATA_PARALLEL, LAYERWISE, Plan
 from fpgapipe.partition.pricing.machine_search import LOOKS, explore_remembered
 from fpgapipe.partition.schedule.built_schedules import check_schedule_kind
 from fpgapipe.partition.strategies.data_parallel import plan_data_parallel
+from fpgapipe.partition.strategies.layerwise import LayerwisePlan
 from fpgapipe.partition.strategies.one_axis import ONE_AXIS, plan_one_axis
 from fpgapipe.partition.strategies.plan_hybrid import plan_given_stages, plan_hybrid
 from fpgapipe.partition.strategies.plan_layerwise import plan_given_degrees, plan_layerwise
 from fpgapipe.partition.strategies.strategy_file import StrategyFile
+from fpgapipe.partition.timeline.timeline import Timeline
 from fpgapipe.stopwatch import phase
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from fpgapipe.host.terminal.progress import Progress
-    from fpgapipe.hw.hls_models.spec.device import ClusterSpec
-    from fpgapipe.network.graph import Graph
-    from fpgapipe.partition.explore.candidate import Candidate
-    from fpgapipe.partition.explore.explorer import Exploration, Request
-    from fpgapipe.partition.plan import Plan
-    from fpgapipe.partition.strategies.layerwise import LayerwisePlan
-    from fpgapipe.partition.timeline.timeline import Timeline
-
-    Shards = tuple[Plan, Timeline, LayerwisePlan | None]
+Shards = tuple[Plan, Timeline, LayerwisePlan | None]
 
 STRATEGIES = (
     "pipeline",
@@ -217,8 +211,4 @@ def why_not_built(plan: Plan, graph: Graph, cluster: ClusterSpec) -> dict[str, A
         reasons.append(
             "it takes devices in the order in which the cluster lists them, or in the reverse order"
         )
-    return {
-        "possible": not reasons,
-        "reason": "; ".join(reasons) or None,
-        "refused": refused,
-    }
+    return {"possible": not reasons, "reason": "; ".join(reasons) or None, "refused": refused}

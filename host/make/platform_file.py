@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from pydantic import ValidationError
 
@@ -10,9 +10,6 @@ from fpgapipe.boards.yaml_file import read_yaml
 from fpgapipe.errors import FileError
 from fpgapipe.json_faults import faults_of
 from fpgapipe.partition.oracle.platform import Platform
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def read_platform(path: Path) -> Platform:

@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from fpgapipe.errors import UserError
-from fpgapipe.host.build.build import holding, open_build
+from fpgapipe.host.build.build import Build, holding, open_build
 from fpgapipe.host.report.pages.page import write_report
 from fpgapipe.host.report.pages.several import gather, write_comparison
 from fpgapipe.host.runtime.measure import measure_build
-from fpgapipe.host.terminal.progress import silent
-
-if TYPE_CHECKING:
-    from fpgapipe.host.build.build import Build
-    from fpgapipe.host.terminal.progress import Progress
+from fpgapipe.host.terminal.progress import Progress, silent
 
 
 def report(

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
+from fpgapipe.boards.cluster import Cluster
 from fpgapipe.errors import UserError
 from fpgapipe.host.data.data import load_data
 from fpgapipe.host.data.sample_checks import check_samples
@@ -14,25 +16,18 @@ from fpgapipe.host.make.networks import loader
 from fpgapipe.host.make.planning import spec_of
 from fpgapipe.host.ring.ring_build import check_one_output, make_ring_build
 from fpgapipe.host.ring.ring_folder import RingFolder
-from fpgapipe.host.ring.ring_training import RingTrainer
+from fpgapipe.host.ring.ring_training import RingResult, RingTrainer
 from fpgapipe.host.ring.shards import shard_size
 from fpgapipe.host.runtime.settings import Settings
-from fpgapipe.host.terminal.console import Column, Table, count, scaled
-from fpgapipe.host.terminal.progress import silent
+from fpgapipe.host.terminal.console import Table, count, scaled
+from fpgapipe.host.terminal.progress import Progress, silent
 from fpgapipe.host.terminal.result import Result
+from fpgapipe.hw.hls_models.spec.device import ClusterSpec
 from fpgapipe.lowering.units.network_units import check_network
 from fpgapipe.partition.explore.planned import one_link_each
 from fpgapipe.partition.strategies.plan_ring import plan_ring, ring_cost
+from fpgapipe.partition.strategies.ring import RingCost
 from fpgapipe.stopwatch import phase
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
-    from fpgapipe.boards.cluster import Cluster
-    from fpgapipe.host.ring.ring_training import RingResult
-    from fpgapipe.host.terminal.progress import Progress
-    from fpgapipe.hw.hls_models.spec.device import ClusterSpec
-    from fpgapipe.partition.strategies.ring import RingCost
 
 MOST_MODELS = 256
 """Most models of a ring."""
@@ -114,13 +109,7 @@ class Ring(Result):
         def share(value: float | None) -> str:
             return "" if value is None else f"{value:.2%}"
 
-        columns = [
-            Column("model", True),
-            Column("network"),
-            Column("loss of the last", True),
-            Column("accuracy", True),
-            Column("shuffled, alone", True),
-        ]
+        columns = ">model|network|>loss of the last|>accuracy|>shuffled, alone"
         rows = [
             (
                 number,
@@ -152,13 +141,7 @@ def _plan_parts(cost: RingCost) -> Iterator[Table | str]:
         )
         for number, (model, visit) in enumerate(zip(cost.models, cost.visits_s, strict=True))
     ]
-    columns = [
-        Column("model", True),
-        Column("network"),
-        Column("mini-batch", True),
-        Column("visit", True),
-        Column("travels", True),
-    ]
+    columns = ">model|network|>mini-batch|>visit|>travels"
     title = (
         f"{len(cost.models)} models in a ring of {cost.devices} devices, each with "
         f"{count(cost.shard_samples)} samples: {cost.visit_steps} mini-batches of {cost.batch} a "

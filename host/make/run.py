@@ -5,34 +5,35 @@ from __future__ import annotations
 import logging
 import re
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fpgapipe.errors import FileError, UserError
 from fpgapipe.files import check_output, read_json
+from fpgapipe.host.backends.torch_backend import Precision
 from fpgapipe.host.build.build import RUN, holding, open_build
 from fpgapipe.host.data.data import load_data
 from fpgapipe.host.runtime.parameters_file import read_parameters
 from fpgapipe.host.runtime.run_display import RunDisplay
 from fpgapipe.host.runtime.run_folder import SETTINGS
-from fpgapipe.host.runtime.runtime import COUNTERPART, PYTORCH, RunOptions, RunSummary, run_build
-from fpgapipe.host.runtime.settings import Settings
-from fpgapipe.host.terminal.console import Column, Table, count, scaled
-from fpgapipe.host.terminal.progress import silent
+from fpgapipe.host.runtime.runtime import (
+    COUNTERPART,
+    PYTORCH,
+    BackendName,
+    RunOptions,
+    RunSummary,
+    run_build,
+)
+from fpgapipe.host.runtime.settings import RateSchedule, Settings
+from fpgapipe.host.terminal.console import Table, count, scaled
+from fpgapipe.host.terminal.progress import Progress, silent
 from fpgapipe.host.terminal.result import Result
 from fpgapipe.host.transports.opening import transports_of
+from fpgapipe.lowering.units.step_options import StepOptions
 from fpgapipe.sim_tb.native.waves import WaveWindow, possible_format
 from fpgapipe.sim_tb.substitutes.simulation import Simulation
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from fpgapipe.host.backends.torch_backend import Precision
-    from fpgapipe.host.runtime.runtime import BackendName
-    from fpgapipe.host.runtime.settings import RateSchedule
-    from fpgapipe.host.terminal.progress import Progress
-    from fpgapipe.lowering.units.step_options import StepOptions
 
 RANDOM = "random"
 COURSES = ("epochs", "steps", "more")
@@ -91,7 +92,7 @@ class Ran(Result):
         rows.append(("kept in", str(summary.folder)))
         devices = f"{summary.devices} device{'s' * (summary.devices != 1)}"
         head = f"{summary.network}, {summary.mode}, {summary.backend}"
-        yield Table([Column(""), Column("")], rows, f"{head}: {devices}, {summary.schedule}")
+        yield Table("|", rows, f"{head}: {devices}, {summary.schedule}")
         if summary.check and not summary.difference:
             worst = max(summary.worst.values(), default=None)
             text = (

@@ -4,28 +4,23 @@ from __future__ import annotations
 
 import shutil
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from fpgapipe.errors import UserError
 from fpgapipe.host.make.csv_schedule import read_schedule
 from fpgapipe.host.report.drawing.pictures import picture
 from fpgapipe.host.report.drawing.timetable_text import draw_text
+from fpgapipe.host.terminal.console import Table
 from fpgapipe.host.terminal.result import Result
 from fpgapipe.lowering.schedule.pytorch_csv import to_pytorch_csv
 from fpgapipe.lowering.schedule.schedule import Schedule
 from fpgapipe.partition.schedule.schedule_kinds import make_schedule
-from fpgapipe.partition.schedule.schedule_rules import check_schedule
+from fpgapipe.partition.schedule.schedule_rules import Verdict, check_schedule
 from fpgapipe.partition.schedule.zero_bubble import zb_auto
-from fpgapipe.partition.timeline.timeline import StageTimes, simulate
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from fpgapipe.host.terminal.console import Table
-    from fpgapipe.partition.schedule.schedule_rules import Verdict
-    from fpgapipe.partition.timeline.timeline import Timeline
+from fpgapipe.partition.timeline.timeline import StageTimes, Timeline, simulate
 
 
 @dataclass(frozen=True)

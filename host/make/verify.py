@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fpgapipe.host.backends import verification
-from fpgapipe.host.terminal.console import Column, Table
+from fpgapipe.host.terminal.console import Table
 from fpgapipe.host.terminal.result import Result
+from fpgapipe.network.graph import Graph
 from fpgapipe.network.load import load_network
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from fpgapipe.network.graph import Graph
-    from fpgapipe.network.verification import Verification
+from fpgapipe.network.verification import Verification
 
 
 @dataclass(frozen=True)
@@ -44,7 +41,7 @@ class Verified(Result):
             for name, error in each.items()
         ]
         if rows:
-            columns = [Column("compared"), Column("name"), Column("difference", True)]
+            columns = "compared|name|>difference"
             yield Table(columns, rows, f"{graph.name}, batch {graph.batch}")
         yield f"{graph.name} {found}" if found.verified is False else str(found)
 

@@ -20,36 +20,39 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Column:
-    """A column of a table: its heading, and whether it holds numbers (right-aligned)."""
-
-    heading: str
-    number: bool = False
-
-
-@dataclass(frozen=True)
 class Table:
     """Rows of cells below headings; ``str`` gives aligned plain text, which has no line wrapped.
 
     The plain form never wraps or shortens a cell, so that programs such as grep and cut can read
     it.
+
+    Attributes
+    ----------
+    headings : str
+        Headings of the columns, with ``|`` between; ``>`` in front of one says that the column is
+        aligned to the right, as numbers are.
+    rows : sequence of sequence
+    title : str
     """
 
-    columns: Sequence[Column]
+    headings: str
     rows: Sequence[Sequence[object]]
     title: str = ""
 
-    def __str__(self) -> str:
+    @property
+    def _columns(self) -> Iterator[tuple[bool, list[str]]]:
+        """Whether each column is aligned to the right, and its heading and cells."""
         cells = [[str(cell) for cell in row] for row in self.rows]
-        headings = [column.heading for column in self.columns]
-        widths = [max(map(len, each)) for each in zip(headings, *cells, strict=True)]
+        for heading, *texts in zip(self.headings.split("|"), *cells, strict=True):
+            yield heading.startswith(">"), [heading.removeprefix(">"), *texts]
+
+    def __str__(self) -> str:
+        columns = []
+        for is_number, texts in self._columns:
+            align = ">" if is_number else "<"
+            columns.append([f"{each:{align}{max(map(len, texts))}}" for each in texts])
         lines = [self.title] if self.title else []
-        for row in [headings, *cells]:
-            words = [
-                cell.rjust(width) if column.number else cell.ljust(width)
-                for cell, width, column in zip(row, widths, self.columns, strict=True)
-            ]
-            lines.append("  ".join(words).rstrip())
+        lines += ["  ".join(row).rstrip() for row in zip(*columns, strict=True)]
         return "\n".join(lines)
 
     def print(self) -> None:
@@ -66,28 +69,20 @@ class Table:
         from rich.table import Table as Drawn
         from rich.text import Text
 
-        cells = [[str(cell) for cell in row] for row in self.rows]
         table = Drawn(title=self.title or None, box=box.SIMPLE_HEAD, title_justify="left")
-        for column, *texts in zip(self.columns, *cells, strict=True):
-            words = " ".join([column.heading, *texts]).split()
+        columns = list(self._columns)
+        for is_number, texts in columns:
             table.add_column(
-                column.heading,
-                justify="right" if column.number else "left",
-                no_wrap=column.number,
-                min_width=max(map(len, words), default=0),
+                texts[0],
+                justify="right" if is_number else "left",
+                no_wrap=is_number,
+                min_width=max(map(len, " ".join(texts).split()), default=0),
             )
-        for row in cells:
-            table.add_row(*(Text(cell) for cell in row))
+        for row in list(zip(*(texts for _, texts in columns), strict=True))[1:]:
+            table.add_row(*map(Text, row))
         console = Console()
         needed = console.measure(table).minimum
         console.print(table, width=max(console.width, needed), crop=False)
-
-
-def print_table(
-    columns: Sequence[Column], rows: Sequence[Sequence[object]], title: str = ""
-) -> None:
-    """Print a `Table`."""
-    Table(columns, rows, title).print()
 
 
 def print_json(value: object) -> None:

@@ -8,15 +8,11 @@ import logging
 import sys
 import threading
 import time
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
-
     from rich.progress import Progress as Bar
-
-    Progress = Callable[[], contextlib.AbstractContextManager["Display"]]
-    """Function that shows the progress of what is done within its context."""
 
 FIRST_S, EVERY_S = 5.0, 60.0
 """Seconds until the first line, and from line to line."""
@@ -116,6 +112,10 @@ class Display:
                     parts.append(f"about {span((self._total - self._done) / rate)} left")
         parts.append(f"{span(now - self._begin_s)} so far")
         return ", ".join(parts)
+
+
+Progress = Callable[[], contextlib.AbstractContextManager[Display]]
+"""Function that shows the progress of what is done within its context."""
 
 
 def silent() -> contextlib.AbstractContextManager[Display]:

@@ -19,7 +19,7 @@ from cases.command_cases import commands_of
 from fpgapipe import __version__
 from fpgapipe.errors import UserError
 from fpgapipe.host.cli import main as cli_module
-from fpgapipe.host.terminal.console import Column, print_table
+from fpgapipe.host.terminal.console import Table
 
 ROOT = Path(__file__).parents[2]
 COMMANDS = sorted(commands_of())
@@ -388,8 +388,8 @@ def test_a_narrow_terminal_breaks_no_number_and_no_name(monkeypatch):
 
     monkeypatch.setenv("COLUMNS", "30")
     monkeypatch.setattr(sys, "stdout", terminal := Terminal())
-    headings = [Column("layer"), Column("what it does"), Column("MACs", number=True)]
-    print_table(headings, [("layer1.0.conv1", "a convolution of 3x3", "118,013,952")])
+    headings = "layer|what it does|>MACs"
+    Table(headings, [("layer1.0.conv1", "a convolution of 3x3", "118,013,952")]).print()
     text = terminal.getvalue()
     assert all(word in text for word in ("layer1.0.conv1", "convolution", "118,013,952"))
     assert "a convolution of 3x3" not in text  # it gave way

@@ -1,7 +1,6 @@
 """``fpgapipe bench cluster``: a chain of cores, measured on the simulated hardware."""
 
 import json
-from collections.abc import Callable
 from typing import Any
 
 import click
@@ -9,13 +8,17 @@ import click
 from fpgapipe.errors import UserError
 from fpgapipe.host.bench.cluster_bench import ClusterBench, bench_chain, chain_core, make_chain
 from fpgapipe.host.cli.options import ranges
-from fpgapipe.host.cli.options.machine_options import machine_options, print_figures
+from fpgapipe.host.cli.options.machine_options import (
+    machine_of,
+    machine_options,
+    number_options,
+    print_figures,
+)
 from fpgapipe.host.cli.options.options import command
+from fpgapipe.host.cli.options.shared import threads_option
 from fpgapipe.host.report.drawing.cluster_trace import counter_trace
 from fpgapipe.host.terminal.console import progress
 from fpgapipe.host.terminal.outputs import check_outputs, write_output
-from fpgapipe.hw.hls_models.cycles.core_cycles import MemorySpec
-from fpgapipe.hw.hls_models.spec.core_spec import ScratchpadSpec
 from fpgapipe.sim_tb.native.phy import WireSpec
 
 _CLUSTER_EXAMPLE = "fpgapipe bench cluster --rows 4 --cols 4 --devices 2 --vectors 8 --width 32"
@@ -50,25 +53,13 @@ _CLOCK_HZ = 300e6
 """Clock frequency with which cycles are converted to the microseconds of a trace, Hz."""
 
 
-def _cluster_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Give a command the options of `_CLUSTER`."""
-    for name, kind, default, text in reversed(_CLUSTER):
-        click.option(name, type=kind, default=default, show_default=True, help=text)(function)
-    return function
-
-
 @command("cluster", example=_CLUSTER_EXAMPLE)
-@_cluster_options
-@click.option(
-    "--threads",
-    type=ranges.THREADS,
-    help="Threads for the simulation [default: one for each processor].",
-)
+@number_options(_CLUSTER)
+@threads_option
 @click.option(
     "--bit-error-rate",
     type=ranges.ERROR_RATE,
     default=0.0,
-    show_default=True,
     help="Share of the bits that the wires flip, from 0 to below 1.",
 )
 @click.option(
@@ -77,26 +68,7 @@ def _cluster_options(function: Callable[..., Any]) -> Callable[..., Any]:
     help="Write the counters over time to this file, for Perfetto.",
 )
 @machine_options
-def cluster(
-    devices: int,
-    rounds: int,
-    vectors: int,
-    width: int,
-    latency: int,
-    wire_bytes_per_cycle: int,
-    sample_cycles: int,
-    threads: int | None,
-    bit_error_rate: float,
-    trace: str | None,
-    rows: int,
-    cols: int,
-    seed: int,
-    memory_bytes_per_cycle: int,
-    memory_latency: int,
-    scratchpad_bytes: int,
-    acc_depth: int,
-    as_json: bool,
-) -> int:
+def cluster(threads: int | None, trace: str | None, as_json: bool, **given: Any) -> int:
     """Run a chain of training cores on simulated hardware, links included, on random data.
 
     Each device multiplies its operand by a matrix of its own and sends the result to the next one,
@@ -109,19 +81,17 @@ def cluster(
     Chrome's JSON, for ui.perfetto.dev. Exit code 1 if a byte differs.
     """
     check_outputs({"--trace": trace})
+    core, memory = machine_of(given, 4, chain_core)
     try:
-        core = chain_core(
-            rows, cols, acc_depth=acc_depth, scratchpad=ScratchpadSpec(4, scratchpad_bytes // 4)
-        )
-        memory = MemorySpec(memory_bytes_per_cycle, memory_latency)
         wire = WireSpec(
             phy_bytes=core.links[0].phy_bytes,
-            bytes_per_cycle=wire_bytes_per_cycle,
-            latency_cycles=latency,
-            bit_error_rate=bit_error_rate,
-            seed=seed,
+            bytes_per_cycle=given["wire_bytes_per_cycle"],
+            latency_cycles=given["latency"],
+            bit_error_rate=given["bit_error_rate"],
+            seed=given["seed"],
         )
-        chain = make_chain(core, devices, rounds, vectors, width, memory)
+        rounds, vectors, width = (given[name] for name in ("rounds", "vectors", "width"))
+        chain = make_chain(core, given["devices"], rounds, vectors, width, memory)
     except (ValueError, NotImplementedError) as error:
         raise UserError(str(error)) from None
     with progress() as display:
@@ -130,20 +100,20 @@ def cluster(
             chain,
             wire=wire,
             memory=memory,
-            seed=seed,
+            seed=given["seed"],
             threads=threads,
-            sample_cycles=sample_cycles if trace else 0,
+            sample_cycles=given["sample_cycles"] if trace else 0,
             progress=lambda now: display.update(
                 completed=now.ran, total=max(now.ran, chain.expected_cycles)
             ),
         )
-    print_figures(found.to_dict(), found.matches_model, f"{devices} devices", as_json)
+    print_figures(found.to_dict(), found.matches_model, f"{given['devices']} devices", as_json)
     if trace:
         write_output(trace, _trace_of(found))
     return 0 if found.matches_model else 1
 
 
-def _trace_of(found: "ClusterBench") -> str:
+def _trace_of(found: ClusterBench) -> str:
     """JSON text of a trace with the samples of a run."""
     names = [f"device{number}" for number in range(len(found.chain.programs))]
     return json.dumps(counter_trace(found.samples, names, _CLOCK_HZ))

@@ -7,12 +7,12 @@ from fpgapipe.host.bench.core_bench import bench_layer, parse_layer
 from fpgapipe.host.bench.step_bench import bench_step
 from fpgapipe.host.cli.options import ranges
 from fpgapipe.host.cli.options.completion import networks_that_begin
-from fpgapipe.host.cli.options.machine_options import machine_options, print_figures
+from fpgapipe.host.cli.options.machine_options import machine_of, machine_options, print_figures
 from fpgapipe.host.cli.options.options import command
 from fpgapipe.host.terminal.console import progress
-from fpgapipe.hw.hls_models.cycles.core_cycles import MemorySpec
 from fpgapipe.hw.hls_models.numerics.element_format import ElementFormat
-from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec, ScratchpadSpec, VectorSpec
+from fpgapipe.hw.hls_models.spec.core_spec import VectorSpec
+from fpgapipe.lowering.products.conv import Pass
 from fpgapipe.lowering.units.step_options import StepOptions
 from fpgapipe.network.load import load_network
 
@@ -31,22 +31,10 @@ _STEP_EXAMPLE = "fpgapipe bench step --network digits-cnn --rows 8 --cols 8 --ba
     "which",
     type=click.Choice(["forward", "input", "weight"]),
     default="forward",
-    show_default=True,
     help="Pass to run: forward, gradient of the input, or gradient of the weights.",
 )
 @machine_options
-def core(
-    rows: int,
-    cols: int,
-    layer: str,
-    which: str,
-    seed: int,
-    memory_bytes_per_cycle: int,
-    memory_latency: int,
-    scratchpad_bytes: int,
-    acc_depth: int,
-    as_json: bool,
-) -> int:
+def core(layer: str, which: Pass, as_json: bool, **machine: int) -> int:
     """Run one pass of LAYER on the training core's hardware, on random data.
 
     The core, its Verilog compiled by Verilator, runs the layer's program with a model of the memory
@@ -60,26 +48,12 @@ def core(
     both included; utilisation is macs / (cycles x rows x cols). Exit code 1 if a byte differs.
     """
     conv = parse_layer(layer)
-    try:
-        spec = CoreSpec(
-            rows,
-            cols,
-            acc_depth=acc_depth,
-            scratchpad=ScratchpadSpec(4, scratchpad_bytes // 4),
-        )
-        memory = MemorySpec(memory_bytes_per_cycle, memory_latency)
-    except ValueError as error:
-        raise UserError(str(error)) from None
+    spec, memory = machine_of(machine, 4)
     try:
         with progress() as display:
             display.add_task("simulating cycles")
             found = bench_layer(
-                conv,
-                which,  # type: ignore[arg-type]
-                spec,
-                seed=seed,
-                memory=memory,
-                progress=lambda done, total: display.update(completed=done, total=total),
+                conv, which, spec, seed=machine["seed"], memory=memory, progress=display.count
             )
     except NotImplementedError as error:
         raise UserError(str(error)) from None
@@ -92,37 +66,17 @@ def core(
     "--network",
     shell_complete=networks_that_begin,
     default="digits-cnn",
-    show_default=True,
     help="Network to run: a name or a file, as for 'inspect'.",
 )
-@click.option(
-    "--batch",
-    type=ranges.SAMPLES_SIMULATED,
-    default=32,
-    show_default=True,
-    help="Samples in a mini-batch.",
-)
+@click.option("--batch", type=ranges.SAMPLES_SIMULATED, default=32, help="Samples in a mini-batch.")
 @click.option(
     "--features",
     type=click.Choice(["bf16", "fp32"]),
     default="bf16",
-    show_default=True,
     help="Format of features and their gradients in memory.",
 )
 @machine_options
-def step(
-    network: str,
-    batch: int,
-    features: str,
-    rows: int,
-    cols: int,
-    seed: int,
-    memory_bytes_per_cycle: int,
-    memory_latency: int,
-    scratchpad_bytes: int,
-    acc_depth: int,
-    as_json: bool,
-) -> int:
+def step(network: str, batch: int, features: str, as_json: bool, **machine: int) -> int:
     """Run one training step of NETWORK on the training core's hardware, on random data.
 
     Forward pass, loss (softmax with cross-entropy), backward pass and an update by SGD with
@@ -135,27 +89,17 @@ def step(
     byte differs, or a product exceeds its bound.
     """
     graph = load_network(network, batch)
-    try:
-        spec = CoreSpec(
-            rows,
-            cols,
-            acc_depth=acc_depth,
-            scratchpad=ScratchpadSpec(8, scratchpad_bytes // 8),
-            vector=VectorSpec(),
-        )
-        memory = MemorySpec(memory_bytes_per_cycle, memory_latency)
-    except ValueError as error:
-        raise UserError(str(error)) from None
+    spec, memory = machine_of(machine, 8, vector=VectorSpec())
     try:
         with progress() as display:
             display.add_task("simulating cycles")
             found = bench_step(
                 graph,
                 spec,
-                seed=seed,
+                seed=machine["seed"],
                 options=StepOptions(activations=ElementFormat(features.upper())),
                 memory=memory,
-                progress=lambda done, total: display.update(completed=done, total=total),
+                progress=display.count,
             )
     except NotImplementedError as error:
         raise UserError(str(error)) from None

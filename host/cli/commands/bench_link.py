@@ -1,17 +1,16 @@
 """``fpgapipe bench link``: a link between two devices, measured on the simulated hardware."""
 
 import re
-from collections.abc import Callable
 from fractions import Fraction
-from typing import Any
 
 import click
 
 from fpgapipe.errors import UserError, shown
 from fpgapipe.host.bench.link_bench import bench_link
 from fpgapipe.host.cli.options import ranges
+from fpgapipe.host.cli.options.machine_options import number_options
 from fpgapipe.host.cli.options.options import command
-from fpgapipe.host.terminal.console import Column, count, print_json, print_table, progress
+from fpgapipe.host.terminal.console import Table, count, print_json, progress
 from fpgapipe.hw.hls_models.spec.link import LinkEngineSpec
 from fpgapipe.sim_tb.native.phy import WireSpec
 
@@ -41,19 +40,11 @@ _OPTIONS = (
 """Options that are whole numbers: name, range, default, help."""
 
 
-def _numbers(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Give a command the options of `_OPTIONS`."""
-    for name, kind, default, text in reversed(_OPTIONS):
-        click.option(name, type=kind, default=default, show_default=True, help=text)(function)
-    return function
-
-
 @command("link", example=_EXAMPLE)
 @click.option(
     "--phy-bytes",
     type=click.Choice(["4", "8", "16", "32", "64"]),
     default="16",
-    show_default=True,
     help="Bytes that the port to the transceiver carries in one beat, which is one cycle.",
 )
 @click.option(
@@ -63,29 +54,23 @@ def _numbers(function: Callable[..., Any]) -> Callable[..., Any]:
 @click.option(
     "--slots",
     default="32,32,8",
-    show_default=True,
     help="Frames buffered for each of the three channels at either end.",
 )
 @click.option(
     "--bit-error-rate",
     type=ranges.ERROR_RATE,
     default=0.0,
-    show_default=True,
     help="Share of the bits that the wire flips, from 0 to below 1.",
 )
-@_numbers
+@number_options(_OPTIONS)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def link(
     phy_bytes: str,
     bytes_per_cycle: str | None,
     slots: str,
     bit_error_rate: float,
-    frame_words: int,
-    latency: int,
-    probe_cycles: int,
-    cycles: int,
-    seed: int,
     as_json: bool,
+    **given: int,
 ) -> int:
     """Run both ends of a link on the simulated hardware, on random words, and measure it.
 
@@ -104,24 +89,19 @@ def link(
         )
     numbers, rate = tuple(map(int, slots.split(","))), Fraction(rate_text)
     try:
-        spec = LinkEngineSpec(int(phy_bytes), frame_words, numbers, probe_cycles)
+        spec = LinkEngineSpec(int(phy_bytes), given["frame_words"], numbers, given["probe_cycles"])
         wire = WireSpec(
             phy_bytes=spec.phy_bytes,
             bytes_per_cycle=rate,
-            latency_cycles=latency,
+            latency_cycles=given["latency"],
             bit_error_rate=bit_error_rate,
-            seed=seed,
+            seed=given["seed"],
         )
     except ValueError as error:
         raise UserError(str(error)) from None
     with progress() as display:
         display.add_task("simulating a link")
-        found = bench_link(
-            spec,
-            wire,
-            cycles=cycles,
-            progress=lambda done, total: display.update(completed=done, total=total),
-        )
+        found = bench_link(spec, wire, cycles=given["cycles"], progress=display.count)
     figures = found.to_dict()
     if as_json:
         print_json(figures)
@@ -132,5 +112,5 @@ def link(
         if isinstance(value, (int, float))
     ]
     title = f"link of {spec.phy_bytes} bytes a beat, slots {slots}"
-    print_table([Column("figure"), Column("value", number=True)], rows, title)
+    Table("figure|>value", rows, title).print()
     return 0

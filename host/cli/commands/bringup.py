@@ -9,6 +9,7 @@ import click
 import fpgapipe
 from fpgapipe.host.cli.options import ranges
 from fpgapipe.host.cli.options.options import build_folder, command
+from fpgapipe.host.cli.options.shared import addresses_option
 from fpgapipe.host.terminal.console import print_json
 from fpgapipe.host.transports.opening import TRANSPORTS
 from fpgapipe.host.transports.without_boards import SIMULATED
@@ -22,19 +23,12 @@ from fpgapipe.host.transports.without_boards import SIMULATED
     required=True,
     help="How devices are reached: boards, or simulated devices or models to see what is checked.",
 )
-@click.option(
-    "--cluster",
-    "cluster_file",
-    metavar="FILE",
-    type=click.Path(dir_okay=False),
-    help="File that says at which addresses boards are reached.",
-)
+@addresses_option
 @click.option(
     "--watch",
     "watch_s",
     type=ranges.WATCH,
     default=1.0,
-    show_default=True,
     help="Seconds for which packets go over each link and its errors are counted.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")

@@ -12,6 +12,12 @@ from fpgapipe.host.cli.options import ranges
 from fpgapipe.host.cli.options.cluster_options import cluster_options
 from fpgapipe.host.cli.options.completion import networks_that_begin
 from fpgapipe.host.cli.options.options import command, parse_array
+from fpgapipe.host.cli.options.shared import (
+    array_option,
+    micro_batches_option,
+    strategy_option,
+    trained_batch_option,
+)
 from fpgapipe.host.cli.options.training_options import training_options
 from fpgapipe.host.terminal.console import progress
 from fpgapipe.host.terminal.result import show
@@ -31,14 +37,12 @@ if TYPE_CHECKING:
     "--network",
     shell_complete=networks_that_begin,
     default="digits-cnn",
-    show_default=True,
     help="Network to build: a name or a file, as for 'inspect'.",
 )
 @click.option(
     "--mode",
     type=click.Choice(["train", "infer"]),
     default="train",
-    show_default=True,
     help="Training steps, or forward passes only.",
 )
 @click.option(
@@ -56,51 +60,22 @@ if TYPE_CHECKING:
     "--int8-percentile",
     type=ranges.PERCENTILE,
     default=100,
-    show_default=True,
     help="Percentage of the elements of each activation that INT8 represents without saturation; "
     "rare large ones then cost the others no precision.",
 )
-@click.option(
-    "--batch",
-    type=ranges.SAMPLES,
-    default=32,
-    show_default=True,
-    help="Samples in a mini-batch, after which the weights are updated.",
-)
-@click.option(
-    "--micro-batches",
-    type=ranges.MICROBATCHES,
-    help="Equal parts of a mini-batch in the pipeline [default: the best of several].",
-)
-@click.option(
-    "--strategy",
-    metavar="NAME|FILE",
-    default="pipeline",
-    show_default=True,
-    help="Stages of the network in a pipeline (pipeline), such as merging of layers makes (merge), "
-    "all of it on each device (data), all layers cut by output channels (filter), input channels "
-    "(channel) or rows (spatial), the same in groups of devices that share the samples "
-    "(data+filter, data+channel, data+spatial), each layer cut as is fastest (layerwise), a "
-    "pipeline of groups of devices (hybrid), the fastest of pipeline, data, layerwise and hybrid "
-    "(auto), or a file that says how each layer is cut.",
-)
+@trained_batch_option
+@micro_batches_option
+@strategy_option
 @click.option(
     "--schedule",
     default="1f1b-as",
-    show_default=True,
     help="Order of the passes, a kind that 'schedule' knows, or auto for the best of several.",
 )
-@click.option(
-    "--array",
-    "array",
-    metavar="RxC",
-    help="Rows and columns of each device's array of cells [default: as few as are fast].",
-)
+@array_option
 @click.option(
     "--seed",
     type=ranges.SEED,
     default=0,
-    show_default=True,
     help="Number that decides the random parameters to begin with.",
 )
 @click.option(
@@ -112,14 +87,12 @@ if TYPE_CHECKING:
 @click.option(
     "--verify/--no-verify",
     default=True,
-    show_default=True,
     help="Compare an imported network with its source, and the programs of its layers with "
     "PyTorch; refuse what differs.",
 )
 @click.option(
     "--hardware/--no-hardware",
     default=True,
-    show_default=True,
     help="Make the cores' Verilog, which the simulator and packages need; the bit-exact model "
     "('run --backend model') needs none.",
 )

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 import click
 
 import fpgapipe
-from fpgapipe.host.cli.options import ranges
 from fpgapipe.host.cli.options.cluster_options import cluster_options
 from fpgapipe.host.cli.options.completion import networks_that_begin
 from fpgapipe.host.cli.options.options import command
+from fpgapipe.host.cli.options.shared import planned_batch_option
 from fpgapipe.host.terminal.console import progress
 from fpgapipe.host.terminal.result import show
 
@@ -23,9 +23,7 @@ if TYPE_CHECKING:
 )
 @click.argument("network", shell_complete=networks_that_begin)
 @cluster_options
-@click.option(
-    "--batch", type=ranges.SAMPLES, default=64, show_default=True, help="Samples in a mini-batch."
-)
+@planned_batch_option
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def compare(network: str, cluster: Cluster, batch: int, as_json: bool) -> None:
     """Compare one device, data parallel, an even split and pipeline schedules for NETWORK.

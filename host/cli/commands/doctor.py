@@ -7,7 +7,7 @@ import click
 from fpgapipe import __version__
 from fpgapipe.host.cli.options.options import command
 from fpgapipe.host.setup.doctor import examine
-from fpgapipe.host.terminal.console import Column, print_json, print_table
+from fpgapipe.host.terminal.console import Table, print_json
 
 
 @command("doctor", example="fpgapipe doctor")
@@ -26,7 +26,7 @@ def doctor(brief: bool, deep: bool, as_json: bool) -> int:
         print_json({"fpgapipe": __version__, "ok": not faults, "things": things})
         return 1 if faults else 0
     if not brief:
-        headings = ["thing", "needed for", "found", "minimum", "state", "mend it with"]
+        headings = "thing|needed for|found|minimum|state|mend it with"
         rows = [
             (
                 finding.thing,
@@ -38,7 +38,7 @@ def doctor(brief: bool, deep: bool, as_json: bool) -> int:
             )
             for finding in findings
         ]
-        print_table([Column(heading) for heading in headings], rows)
+        Table(headings, rows).print()
     elif not faults:
         names = ("python", "g++", "make", "verilator", "yosys", "cocotb")
         versions = [f"{each.thing} {each.found}" for each in findings if each.thing in names]

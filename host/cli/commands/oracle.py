@@ -35,7 +35,6 @@ MOST_DEVICES = 65_536
     "--model",
     type=click.Choice(["paradl", "machine"]),
     default="machine",
-    show_default=True,
     help="The formulas of the paper, or prices of the machine.",
 )
 @click.option("--platform", metavar="FILE", help="Links, element size and samples, as YAML.")
@@ -52,7 +51,6 @@ MOST_DEVICES = 65_536
     "--devices",
     metavar="N,N,..",
     default="1,2,4,8",
-    show_default=True,
     help="Numbers of devices that are asked about.",
 )
 @click.option(

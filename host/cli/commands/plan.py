@@ -9,10 +9,15 @@ import click
 
 import fpgapipe
 from fpgapipe.host.cli.options import ranges
-from fpgapipe.host.cli.options.cluster_options import chosen_cluster
-from fpgapipe.host.cli.options.completion import boards_that_begin, networks_that_begin
+from fpgapipe.host.cli.options.cluster_options import chosen_cluster, place_options
+from fpgapipe.host.cli.options.completion import networks_that_begin
 from fpgapipe.host.cli.options.options import command, parse_array
 from fpgapipe.host.cli.options.pictures import picture_files, write_pictures
+from fpgapipe.host.cli.options.shared import (
+    micro_batches_option,
+    planned_batch_option,
+    strategy_option,
+)
 from fpgapipe.host.terminal.console import progress
 from fpgapipe.host.terminal.outputs import check_outputs, write_output
 from fpgapipe.host.terminal.result import show
@@ -20,36 +25,12 @@ from fpgapipe.host.terminal.result import show
 
 @command("plan", example="fpgapipe plan resnet50 --board u280 --devices 4 --batch 64", lowers=True)
 @click.argument("network", shell_complete=networks_that_begin, required=False)
-@click.option(
-    "--board",
-    shell_complete=boards_that_begin,
-    metavar="NAME|FILE",
-    help="Kind of board; 'fpgapipe boards' lists the built-in ones.",
-)
-@click.option(
-    "--devices",
-    metavar="N",
-    type=ranges.DEVICES,
-    help="Boards of this kind, cabled in a chain [default: 1].",
-)
-@click.option(
-    "--cluster",
-    "cluster_file",
-    metavar="FILE",
-    help="File that says which boards there are and how they are cabled.",
-)
-@click.option(
-    "--batch", type=ranges.SAMPLES, default=64, show_default=True, help="Samples in a mini-batch."
-)
-@click.option(
-    "--micro-batches",
-    type=ranges.MICROBATCHES,
-    help="Equal parts of a mini-batch in the pipeline [default: the best of several].",
-)
+@place_options
+@planned_batch_option
+@micro_batches_option
 @click.option(
     "--schedule",
     default="auto",
-    show_default=True,
     help="Order of the passes, a kind that 'schedule' knows, or auto for the best of several.",
 )
 @click.option(
@@ -57,18 +38,7 @@ from fpgapipe.host.terminal.result import show
     metavar="FILE",
     help="Order of the passes as PyTorch's CSV, a stage for each device.",
 )
-@click.option(
-    "--strategy",
-    metavar="NAME|FILE",
-    default="pipeline",
-    show_default=True,
-    help="Stages of the network in a pipeline (pipeline), such as merging of layers makes (merge), "
-    "all of it on each device (data), all layers cut by output channels (filter), input channels "
-    "(channel) or rows (spatial), the same in groups of devices that share the samples "
-    "(data+filter, data+channel, data+spatial), each layer cut as is fastest (layerwise), a "
-    "pipeline of groups of devices (hybrid), the fastest of pipeline, data, layerwise and hybrid "
-    "(auto), or a file that says how each layer is cut.",
-)
+@strategy_option
 @click.option(
     "--array",
     metavar="RxC",

@@ -13,6 +13,12 @@ from fpgapipe.host.cli.options import ranges
 from fpgapipe.host.cli.options.cluster_options import cluster_options
 from fpgapipe.host.cli.options.completion import networks_that_begin
 from fpgapipe.host.cli.options.options import command, parse_array
+from fpgapipe.host.cli.options.shared import (
+    array_option,
+    momentum_option,
+    threads_option,
+    trained_batch_option,
+)
 from fpgapipe.host.terminal.console import progress
 from fpgapipe.host.terminal.result import show
 
@@ -25,17 +31,11 @@ if TYPE_CHECKING:
     example="fpgapipe ring digits-cnn digits-cnn --board u280 --array 4x4 --batch 8 --plan",
     lowers=True,
 )
-@click.argument(
-    "networks",
-    metavar="MODEL MODEL ...",
-    nargs=-1,
-    shell_complete=networks_that_begin,
-)
+@click.argument("networks", metavar="MODEL MODEL ...", nargs=-1, shell_complete=networks_that_begin)
 @partial(cluster_options, default_devices=2)
 @click.option(
     "--data",
     default="digits",
-    show_default=True,
     metavar="digits|random|FILE.npz|FOLDER",
     help="Samples, of which each device gets a part that never leaves it; as for 'run'.",
 )
@@ -43,26 +43,15 @@ if TYPE_CHECKING:
     "--epochs",
     type=ranges.EPOCHS,
     default=1,
-    show_default=True,
     help="Passes of each model through all samples: visits to all devices.",
 )
-@click.option(
-    "--batch",
-    type=ranges.SAMPLES,
-    default=32,
-    show_default=True,
-    help="Samples in a mini-batch, after which the weights are updated.",
-)
+@trained_batch_option
 @click.option(
     "--micro-batches",
     type=ranges.MICROBATCHES,
     help="Equal parts of a mini-batch [default: the best of several].",
 )
-@click.option(
-    "--array",
-    metavar="RxC",
-    help="Rows and columns of each device's array of cells [default: as few as are fast].",
-)
+@array_option
 @click.option(
     "--learning-rate",
     "learning_rates",
@@ -70,25 +59,17 @@ if TYPE_CHECKING:
     multiple=True,
     help="Learning rate of SGD; give it once for all models, or once for each [default: as 'run'].",
 )
-@click.option(
-    "--momentum",
-    type=ranges.MOMENTUM,
-    default=0.9,
-    show_default=True,
-    help="Share of its last update that SGD keeps.",
-)
+@momentum_option
 @click.option(
     "--weight-decay",
     type=ranges.WEIGHT_DECAY,
     default=1e-4,
-    show_default=True,
     help="Share of each weight that is added to its gradient.",
 )
 @click.option(
     "--seed",
     type=ranges.SEED,
     default=0,
-    show_default=True,
     help="Seed of the order of the samples and of the first model's random parameters; each "
     "further model has the next number.",
 )
@@ -96,7 +77,6 @@ if TYPE_CHECKING:
     "--backend",
     type=click.Choice(["model", "sim"]),
     default="model",
-    show_default=True,
     help="What runs: the bit-exact model, or simulated devices.",
 )
 @click.option(
@@ -113,7 +93,6 @@ if TYPE_CHECKING:
 @click.option(
     "--verify/--no-verify",
     default=True,
-    show_default=True,
     help="Compare an imported network with its source first; refuse one that differs.",
 )
 @click.option("--plan", "plan_only", is_flag=True, help="Only plan; train nothing.")
@@ -123,18 +102,13 @@ if TYPE_CHECKING:
     help="With --plan: samples of the training set, instead of those of --data.",
 )
 @click.option("--resume", is_flag=True, help="Go on from the checkpoint of the last whole round.")
-@click.option(
-    "--threads",
-    type=ranges.THREADS,
-    help="Threads for the simulation [default: one for each processor].",
-)
+@threads_option
 @click.option(
     "-o",
     "--output",
     "folder",
     metavar="DIR",
     default="out/ring",
-    show_default=True,
     help="Folder for the plan, the Verilog, programs, the log, checkpoints and trained parameters.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")

@@ -12,6 +12,7 @@ from click.core import ParameterSource
 import fpgapipe
 from fpgapipe.host.cli.options import ranges
 from fpgapipe.host.cli.options.options import build_folder, command
+from fpgapipe.host.cli.options.shared import addresses_option, momentum_option, threads_option
 from fpgapipe.host.terminal.console import progress
 from fpgapipe.host.terminal.result import show
 from fpgapipe.host.transports.opening import TRANSPORTS
@@ -35,18 +36,11 @@ SETTINGS = (
     "--backend",
     type=click.Choice(BACKENDS),
     default="sim",
-    show_default=True,
     help="What runs: simulated devices, their bit-exact model, PyTorch, PyTorch with the devices' "
     "number formats and the bits of their matrix products (torch-mx), or boards, reached by PYNQ, "
     "by the files of the XDMA driver, by XRT, by litex_server, or by agents alone.",
 )
-@click.option(
-    "--cluster",
-    "cluster_file",
-    metavar="FILE",
-    type=click.Path(dir_okay=False),
-    help="File that says at which addresses boards are reached.",
-)
+@addresses_option
 @click.option("--steps", type=ranges.STEPS, help="Number of mini-batches in all.")
 @click.option("--epochs", type=ranges.EPOCHS, help="Passes through all samples [default: 1].")
 @click.option(
@@ -57,7 +51,6 @@ SETTINGS = (
 @click.option(
     "--data",
     default="digits",
-    show_default=True,
     metavar="digits|random|FILE.npz|FOLDER",
     help="Samples to train on: scikit-learn's, made-up ones, arrays, or images by class.",
 )
@@ -66,7 +59,6 @@ SETTINGS = (
     is_flag=False,
     flag_value="auto",
     default="none",
-    show_default=True,
     type=click.Choice([*BACKENDS, "auto", "none"]),
     help="Run a second backend beside and stop at the first difference; auto, which --check alone "
     "means, is model for sim, torch and torch-mx, and torch for model.",
@@ -87,7 +79,6 @@ SETTINGS = (
     "--checkpoint-every",
     type=ranges.STEPS,
     default=20,
-    show_default=True,
     help="Mini-batches from checkpoint to checkpoint.",
 )
 @click.option(
@@ -132,23 +123,15 @@ SETTINGS = (
     "--rate-every",
     type=ranges.EPOCHS,
     default=1,
-    show_default=True,
     help="Epochs from one step of --rate-schedule step to the next.",
 )
 @click.option(
     "--rate-factor",
     type=ranges.SHARE,
     default=0.1,
-    show_default=True,
     help="Factor of the learning rate at each such step.",
 )
-@click.option(
-    "--momentum",
-    type=ranges.MOMENTUM,
-    default=0.9,
-    show_default=True,
-    help="Share of its last update that SGD keeps.",
-)
+@momentum_option
 @click.option(
     "--weight-decay",
     type=ranges.WEIGHT_DECAY,
@@ -164,7 +147,6 @@ SETTINGS = (
     "--seed",
     type=ranges.SEED,
     default=0,
-    show_default=True,
     help="Number that decides the order of the samples and what dropout drops.",
 )
 @click.option("--no-validation", is_flag=True, help="Train only: validations take time, too.")
@@ -172,21 +154,15 @@ SETTINGS = (
     "--precision",
     type=click.Choice(["fp32", "bf16", "mxint8"]),
     default="fp32",
-    show_default=True,
     help="Number format that --backend torch computes with; mxint8, which torch-mx has, rounds as "
     "the devices do.",
 )
 @click.option(
     "--device",
     default="auto",
-    show_default=True,
     help="Where PyTorch computes: cpu, cuda, cuda:1, or auto for a GPU if there is one.",
 )
-@click.option(
-    "--threads",
-    type=ranges.THREADS,
-    help="Threads for the simulation [default: one for each processor].",
-)
+@threads_option
 @click.option(
     "--simulate",
     type=click.Choice(["fast", "verilog", "verified"]),
@@ -204,13 +180,11 @@ SETTINGS = (
     "--waves-device",
     type=ranges.DEVICE,
     default=0,
-    show_default=True,
     help="Number of the device whose waves are recorded.",
 )
 @click.option(
     "--waves-cycles",
     default="0:10000",
-    show_default=True,
     metavar="BEGIN:END",
     help="Cycles of the waves, counted from the start of the mini-batch; END is not recorded.",
 )
@@ -219,7 +193,6 @@ SETTINGS = (
     "progress_kind",
     type=click.Choice(["auto", "lines", "json", "none"]),
     default="auto",
-    show_default=True,
     help="Progress on standard error: a bar on a terminal and else a line a minute, such lines in "
     "any case, lines of JSON, or nothing.",
 )

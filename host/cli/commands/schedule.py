@@ -15,8 +15,7 @@ from fpgapipe.host.terminal.result import show
 
 
 @command(
-    "schedule",
-    example="fpgapipe schedule zb-h1 --stages 4 --microbatches 8 --tf 1 --tb 1 --tw 1",
+    "schedule", example="fpgapipe schedule zb-h1 --stages 4 --microbatches 8 --tf 1 --tb 1 --tw 1"
 )
 @click.argument("kind", required=False)
 @click.option("--stages", type=ranges.STAGES, help="Devices in the chain, a stage each.")
@@ -26,46 +25,29 @@ from fpgapipe.host.terminal.result import show
     metavar="FILE",
     help="Read the order of tasks from this file, PyTorch's CSV, instead of a KIND.",
 )
+@click.option("--tf", type=ranges.SECONDS, default=1.0, help="Seconds that a forward pass takes.")
 @click.option(
-    "--tf",
-    type=ranges.SECONDS,
-    default=1.0,
-    show_default=True,
-    help="Seconds that a forward pass takes.",
+    "--tb", type=ranges.SECONDS, default=1.0, help="Seconds that the gradient of the inputs takes."
 )
 @click.option(
-    "--tb",
-    type=ranges.SECONDS,
-    default=1.0,
-    show_default=True,
-    help="Seconds that the gradient of the inputs takes.",
-)
-@click.option(
-    "--tw",
-    type=ranges.SECONDS,
-    default=1.0,
-    show_default=True,
-    help="Seconds that the gradient of the weights takes.",
+    "--tw", type=ranges.SECONDS, default=1.0, help="Seconds that the gradient of the weights takes."
 )
 @click.option(
     "--tcomm",
     type=ranges.SECONDS,
     default=0.0,
-    show_default=True,
     help="Seconds that a transfer to the next device takes.",
 )
 @click.option(
     "--latency",
     type=ranges.SECONDS,
     default=0.0,
-    show_default=True,
     help="Seconds from one end of a link to the other.",
 )
 @click.option(
     "--chunks",
     type=ranges.CHUNKS,
     default=2,
-    show_default=True,
     help="Stages of each device in interleaved schedules.",
 )
 @click.option(

@@ -17,48 +17,55 @@ if TYPE_CHECKING:
     from fpgapipe.boards.cluster import Cluster
 
 
-def cluster_options(function: Callable[..., Any], default_devices: int = 1) -> Callable[..., Any]:
-    """Give a sub-command ``--board``, ``--devices`` and ``--cluster``; use it below ``@command``.
-
-    The function gets the :class:`~fpgapipe.boards.cluster.Cluster` that they select as its argument
-    ``cluster``.
-    """
+def place_options(function: Callable[..., Any], default_devices: int = 1) -> Callable[..., Any]:
+    """Give a sub-command ``--board``, ``--devices`` and ``--cluster``."""
     function = click.option(
         "--cluster",
         "cluster_file",
         metavar="FILE",
         help="File that says which boards there are and how they are cabled.",
     )(function)
-    return with_cluster(function, default_devices)
+    return _board_options(function, default_devices)
 
 
-def with_cluster(function: Callable[..., Any], default_devices: int = 1) -> Callable[..., Any]:
-    """Do as `cluster_options`, for a function that declares ``cluster_file`` itself."""
-
-    @functools.wraps(function)
-    def run(
-        *args: Any,
-        board: str | None,
-        devices: int | None,
-        cluster_file: str | None,
-        **kwargs: Any,
-    ) -> Any:
-        if board is not None and devices is None:
-            devices = default_devices if cluster_file is None else None
-        return function(*args, cluster=chosen_cluster(board, devices, cluster_file), **kwargs)
-
-    click.option(
+def _board_options(function: Callable[..., Any], default_devices: int) -> Callable[..., Any]:
+    function = click.option(
         "--devices",
         metavar="N",
         type=ranges.DEVICES,
         help=f"Boards of this kind, cabled in a chain [default: {default_devices}].",
-    )(run)
+    )(function)
     return click.option(
         "--board",
         shell_complete=boards_that_begin,
         metavar="NAME|FILE",
         help="Kind of board; 'fpgapipe boards' lists the built-in ones.",
-    )(run)
+    )(function)
+
+
+def cluster_options(function: Callable[..., Any], default_devices: int = 1) -> Callable[..., Any]:
+    """Do as `place_options`, for a function below ``@command`` with an argument ``cluster``.
+
+    It gets the :class:`~fpgapipe.boards.cluster.Cluster` that they select.
+    """
+    return place_options(_selecting(function, default_devices), default_devices)
+
+
+def with_cluster(function: Callable[..., Any], default_devices: int = 1) -> Callable[..., Any]:
+    """Do as `cluster_options`, for a function that declares ``cluster_file`` itself."""
+    return _board_options(_selecting(function, default_devices), default_devices)
+
+
+def _selecting(function: Callable[..., Any], default_devices: int) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def run(
+        *args: Any, board: str | None, devices: int | None, cluster_file: str | None, **kwargs: Any
+    ) -> Any:
+        if board is not None and devices is None:
+            devices = default_devices if cluster_file is None else None
+        return function(*args, cluster=chosen_cluster(board, devices, cluster_file), **kwargs)
+
+    return run
 
 
 def chosen_cluster(board: str | None, devices: int | None, cluster_file: str | None) -> Cluster:

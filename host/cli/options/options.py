@@ -125,6 +125,8 @@ def command(
 
         run.__doc__ = function.__doc__
         run.__click_params__ = getattr(function, "__click_params__", [])  # type: ignore[attr-defined]
-        return click.command(name, epilog=f"Example: {example}")(verbosity_options(run))
+        shows = {"show_default": True}
+        made = click.command(name, epilog=f"Example: {example}", context_settings=shows)
+        return made(verbosity_options(run))
 
     return decorate

@@ -81,7 +81,6 @@ def training_options(function: Callable[..., Any]) -> Callable[..., Any]:
             "--label-smoothing",
             type=ranges.SMOOTHING,
             default=0,
-            show_default=True,
             help="Share of a label that all classes have in equal parts.",
         ),
         click.option(
@@ -102,7 +101,6 @@ def training_options(function: Callable[..., Any]) -> Callable[..., Any]:
             "--loss",
             type=click.Choice(LOSSES),
             default="cross-entropy",
-            show_default=True,
             help="What the network is trained for: classes by softmax with cross-entropy, or "
             "targets by the mean squared error or by binary cross-entropy from logits.",
         ),
@@ -130,7 +128,6 @@ def training_options(function: Callable[..., Any]) -> Callable[..., Any]:
             "--optimiser",
             type=click.Choice(OPTIMISERS),
             default="sgd",
-            show_default=True,
             help="What updates the weights: SGD with momentum, Adam, or AdamW.",
         ),
     ):
