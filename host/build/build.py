@@ -49,8 +49,10 @@ from fpgapipe.host.build.build_parts import (
     needed,
 )
 from fpgapipe.host.build.device_file import read_device
-from fpgapipe.host.build.example import how_to_build
 from fpgapipe.host.build.wires import wire_specs
+from fpgapipe.host.terminal.outputs import MANIFEST as MANIFEST
+from fpgapipe.host.terminal.outputs import RUN as RUN
+from fpgapipe.host.terminal.outputs import how_to_build
 from fpgapipe.lowering.memory.memory_map import joined
 from fpgapipe.lowering.program.pipeline import PipelineProgram
 from fpgapipe.lowering.units.step_options import StepOptions
@@ -75,8 +77,6 @@ if TYPE_CHECKING:
     from fpgapipe.network.graph import Graph
     from fpgapipe.sim_tb.native.phy import WireSpec
 
-MANIFEST = "manifest.json"
-RUN = "run"
 FORMAT_VERSION = 9
 
 MAX_MANIFEST_BYTES = 1 << 20

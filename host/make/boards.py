@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 from fpgapipe.boards.library import board_names, load_board
 from fpgapipe.boards.packaging import Packaging
-from fpgapipe.boards.schema import RESOURCES, Board
+from fpgapipe.boards.schema import RESOURCES, Board, LinkGroup, Memory
 from fpgapipe.errors import UserError
 from fpgapipe.host.terminal.console import Table, count, scaled
 from fpgapipe.host.terminal.result import Result
@@ -45,25 +45,12 @@ class BoardList(Result):
                 f"{group.count} x {scaled(group.line_rate_bits_per_s, 'b/s')}"
                 for group in board.links
             )
-            rows.append(
-                [
-                    board.name,
-                    board.part.name,
-                    len(board.fabric.dies),
-                    count(board.part.lut),
-                    count(board.part.ff),
-                    f"{board.part.half_brams / 2:,g}",
-                    count(board.part.uram),
-                    count(board.part.dsp),
-                    memory or "-",
-                    links or "-",
-                    scaled(board.clock.clk_target_hz, "Hz"),
-                ]
-            )
-        yield Table(
-            "name|part|>dies|>LUT|>FF|>BRAM36|>URAM|>DSP|memory|links|>clock",
-            rows,
-        )
+            part = board.part
+            logic, rest = (part.lut, part.ff), (part.uram, part.dsp)
+            resources = (*map(count, logic), f"{part.half_brams / 2:,g}", *map(count, rest))
+            where = (memory or "-", links or "-", scaled(board.clock.clk_target_hz, "Hz"))
+            rows.append([board.name, part.name, len(board.fabric.dies), *resources, *where])
+        yield Table("name|part|>dies|>LUT|>FF|>BRAM36|>URAM|>DSP|memory|links|>clock", rows)
         yield "\nWhole parts; 'fpgapipe boards NAME' shows what shell and reserve leave of one."
 
 
@@ -119,16 +106,12 @@ class BoardSheet(Result):
                 "memory|kind|>channels|>size each|>bandwidth each|>latency|source|"
                 "source of latency",
                 [
-                    [
-                        group.name,
+                    _group_row(
+                        group,
                         group.kind,
-                        group.count,
                         scaled(group.size_bytes, "B", 1024),
                         scaled(group.bandwidth_bytes_per_s, "B/s"),
-                        f"{group.latency_s * 1e9:g} ns",
-                        group.source,
-                        group.latency_source,
-                    ]
+                    )
                     for group in board.memory
                 ],
             )
@@ -137,16 +120,12 @@ class BoardSheet(Result):
             yield Table(
                 "links|protocol|>ports|>line rate|>payload|>latency|source|source of latency",
                 [
-                    [
-                        group.name,
+                    _group_row(
+                        group,
                         group.protocol,
-                        group.count,
                         scaled(group.line_rate_bits_per_s, "b/s"),
                         scaled(group.spec().payload_bytes_per_s, "B/s"),
-                        f"{group.latency_s * 1e9:g} ns",
-                        group.source,
-                        group.latency_source,
-                    ]
+                    )
                     for group in board.links
                 ],
             )
@@ -170,6 +149,13 @@ class BoardSheet(Result):
             document = f", {entry.document}" if entry.document else ""
             note = f" ({entry.note})" if entry.note else ""
             yield f"  {key}: {entry.title}{document}{note}"
+
+
+def _group_row(group: Memory | LinkGroup, kind: str, *quantities: str) -> list[object]:
+    """What is known of equal channels of memory, or of equal ports of links."""
+    latency = f"{group.latency_s * 1e9:g} ns"
+    sources = (group.source, group.latency_source)
+    return [group.name, kind, group.count, *quantities, latency, *sources]
 
 
 def _packaging_rows(board: Board, packaging: Packaging) -> list[list[str]]:

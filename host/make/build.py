@@ -364,7 +364,9 @@ class _Making:
                 with contextlib.suppress(UserError):  # another plan may have cores that can be made
                     begun.begin(list(dict.fromkeys(core_specs(likely))), is_large=is_large)
 
-            best = self.explored(on_first=begin)
+            best = explored(
+                self.request, smallest=True, on_first=begin, progress=self.progress
+            ).best
             while True:
                 try:
                     return self.of(self.planned(best), begun)
@@ -374,10 +376,6 @@ class _Making:
                     if larger is None:
                         raise
                     best = larger
-
-    def explored(self, **more: Any) -> Candidate:
-        """The best candidate with the smallest arrays."""
-        return explored(self.request, smallest=True, progress=self.progress, **more).best
 
     def planned(self, best: Candidate) -> Plan:
         """The plan of a candidate."""
@@ -398,7 +396,8 @@ class _Making:
         if best is None:
             return None
         try:
-            plan = self.planned(self.explored(looks=THOROUGH))
+            pipeline = explored(request, smallest=True, looks=THOROUGH, progress=self.progress)
+            plan = self.planned(pipeline.best)
             graph = request.load(plan.microbatch)
             plan, _ = price_plan(plan, graph, request.cluster, options=request.step_options)
         except UserError:

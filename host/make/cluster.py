@@ -49,10 +49,7 @@ class ClusterSheet(Result):
                 [
                     name,
                     device.name,
-                    count(device.lut),
-                    count(device.bram36),
-                    count(device.uram),
-                    count(device.dsp),
+                    *(count(each) for each in (device.lut, device.bram36, device.uram, device.dsp)),
                     scaled(device.memory_bytes, "B", 1024) if device.memory_bytes else "-",
                     scaled(device.clk_hz, "Hz"),
                 ]

@@ -146,11 +146,7 @@ def with_parameters(load: Load, file: str | None, batch: int) -> Load:
     if file is None:
         return load
     values = read_parameters(Path(file), load(batch))
-
-    def loaded(count: int) -> Graph:
-        return replace(load(count), values=values, source=None)
-
-    return loaded
+    return lambda count: replace(load(count), values=values, source=None)
 
 
 def with_integers(load: Load, data: str | None, batch: int, percentile: float = 100.0) -> Load:

@@ -29,20 +29,7 @@ from fpgapipe.stopwatch import phase
 
 Shards = tuple[Plan, Timeline, LayerwisePlan | None]
 
-STRATEGIES = (
-    "pipeline",
-    "merge",
-    "data",
-    "filter",
-    "channel",
-    "spatial",
-    "data+filter",
-    "data+channel",
-    "data+spatial",
-    "layerwise",
-    "hybrid",
-    "auto",
-)
+STRATEGIES = ("pipeline", "merge", "data", *ONE_AXIS, "layerwise", "hybrid", "auto")
 """Strategies by name; any other is the path of a file."""
 
 PIPELINES = ("pipeline", "merge")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -68,25 +69,15 @@ class Ring(Result):
         plan, result = self.cost.to_dict(), self.result
         if result is None:
             return plan
+        figures = ("rounds", "visit_cycles", "hop_cycles", "predicted_hop_cycles", "hop_bytes")
+        names = ("network", "loss", "accuracy", "shuffled_accuracy")
         run = {
             "backend": self.backend,
-            "rounds": result.rounds,
-            "visit_cycles": result.visit_cycles,
-            "hop_cycles": result.hop_cycles,
-            "predicted_hop_cycles": result.predicted_hop_cycles,
-            "hop_bytes": result.hop_bytes,
+            **{name: getattr(result, name) for name in figures},
             "clk_hz": self.clk_hz,
             "wall_s": result.wall_s,
             "difference": self.difference,
-            "models": [
-                {
-                    "network": model.network,
-                    "loss": model.loss,
-                    "accuracy": model.accuracy,
-                    "shuffled_accuracy": model.shuffled_accuracy,
-                }
-                for model in result.models
-            ],
+            "models": [{name: getattr(each, name) for name in names} for each in result.models],
         }
         return {"plan": plan, "run": run}
 
@@ -259,17 +250,9 @@ def ring(
             f"--learning-rate must be given once, or once for each of {len(networks)} models, not "
             f"{len(rates)} times"
         )
-    settings = [
-        Settings(
-            epochs=epochs,
-            seed=seed,
-            learning_rate=rates[model % len(rates)],
-            momentum=momentum,
-            weight_decay=weight_decay,
-            data=data,
-        )
-        for model in range(len(networks))
-    ]
+    setting = partial(Settings, epochs=epochs, seed=seed, momentum=momentum, data=data)
+    every = list(rates) * (len(networks) // len(rates))
+    settings = [setting(learning_rate=rate, weight_decay=weight_decay) for rate in every]
     place = RingFolder(Path(folder))
     if not plan_only:
         place.check(resumes=resume)
@@ -279,8 +262,7 @@ def ring(
     for load in loads.values():
         check_network(load(size), train=True)
         check_one_output(load(size))
-        wanted = verify and not plan_only
-        if wanted and (note := compared(load, batch, micro_batches, train=True)):
+        if verify and not plan_only and (note := compared(load, batch, micro_batches, train=True)):
             on_note(note)
     found = None
     if samples is None:
@@ -288,8 +270,7 @@ def ring(
         for load in loads.values():
             check_samples(found.train, load(size))
     spec = one_link_each(spec_of(cluster))
-    total = samples if found is None else len(found.train.labels)
-    assert total is not None, "one of both is given"
+    total = (samples or 0) if found is None else len(found.train.labels)
     shard = shard_size(total, len(spec.devices), batch)
     with phase("planning"):
         plan = plan_ring(models, batch, spec, micro_batches, array)

@@ -35,7 +35,6 @@ from fpgapipe.lowering.units.step_options import StepOptions
 from fpgapipe.sim_tb.native.waves import WaveWindow, possible_format
 from fpgapipe.sim_tb.substitutes.simulation import Simulation
 
-RANDOM = "random"
 COURSES = ("epochs", "steps", "more")
 WHOLE = ("seed", "epochs", "steps", "warm_up", "rate_every")
 PRECISIONS = ("fp32", "bf16", "mxint8")
@@ -354,7 +353,7 @@ def run(
             expected = build.plan.predicted.minibatch_s * clock
             watcher = RunDisplay(display, clock, expected)
             summary = run_build(build, data, chosen, options, watcher)
-    return Ran(summary, chosen.data != RANDOM)
+    return Ran(summary, chosen.data != "random")
 
 
 def _source(

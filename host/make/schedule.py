@@ -65,18 +65,17 @@ class Timetable(Result):
 
     def shown(self) -> Iterator[Table | str]:
         """A drawing or the order of the tasks, and what it comes to."""
-        yield str(self.schedule).removesuffix("\n") if self.shows_order else self._drawn
         made = self.timeline
+        if self.shows_order:
+            yield str(self.schedule).removesuffix("\n")
+        else:
+            width = shutil.get_terminal_size((120, 24)).columns
+            is_unicode = (sys.stdout.encoding or "").lower().startswith("utf")
+            yield draw_text(made, width=width, unicode=is_unicode)
         yield f"makespan {made.makespan_s:g} s, bubble rate {made.bubble_rate:.2%}"
         yield f"micro-batches of features kept: {'/'.join(map(str, made.peak_microbatches()))}"
         yield f"versions of weights kept: {'/'.join(map(str, self.verdict.weight_versions))}"
         yield f"results that each link must hold: {self.verdict.fifo_depth}"
-
-    @property
-    def _drawn(self) -> str:
-        encoding = (sys.stdout.encoding or "").lower()
-        width = shutil.get_terminal_size((120, 24)).columns
-        return draw_text(self.timeline, width=width, unicode=encoding.startswith("utf"))
 
 
 def schedule(

@@ -10,7 +10,7 @@ from fpgapipe import files
 from fpgapipe.errors import FileError, UserError
 
 MANIFEST, RUN = "manifest.json", "run"
-"""Names in a build folder; `host.build.build` also has them, but it is slow to import."""
+"""Names in a build folder: of its manifest, and of its folder of runs."""
 
 OF_RUNS = ("measured.json", "trace.json")
 """Files in a build's folder of runs that no other output may replace."""
@@ -18,6 +18,12 @@ OF_RUNS = ("measured.json", "trace.json")
 MAX_BYTES = 1 << 30
 
 logger = logging.getLogger(__name__)
+
+
+def how_to_build(folder: Path) -> str:
+    """Part of a message: an example of a complete command line that makes a build."""
+    line = "fpgapipe build --board u280 --devices 2 --array 8x8 --batch 8"
+    return f"'{line} -o {folder}' makes one"
 
 
 def check_outputs(outputs: Mapping[str, str | None], inputs: Iterable[str | None] = ()) -> None:

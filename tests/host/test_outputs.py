@@ -4,15 +4,11 @@ import json
 
 import pytest
 
-from fpgapipe.host.build.build import MANIFEST, RUN
+from fpgapipe.host.build.build import MANIFEST
 from fpgapipe.host.terminal import outputs
 
 SCHEDULE = ("schedule", "gpipe", "--stages", 2, "--microbatches", 2)
 PLAN = ("plan", "lenet5", "--board", "u280", "--batch", 1)
-
-
-def test_the_names_in_a_build_folder_are_those_of_builds():
-    assert (outputs.MANIFEST, outputs.RUN) == (MANIFEST, RUN)
 
 
 @pytest.mark.parametrize("option", ["--svg", "--html", "--trace", "--csv"])

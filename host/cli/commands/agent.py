@@ -17,10 +17,9 @@ from fpgapipe.host.transports import agent_secrets
 from fpgapipe.host.transports.agent_protocol import Place
 from fpgapipe.host.transports.agent_server import DeviceAgent, Served
 from fpgapipe.host.transports.opening import TRANSPORTS, open_device
-from fpgapipe.host.transports.without_boards import without_boards
+from fpgapipe.host.transports.without_boards import SIMULATED, without_boards
 
-MODELS = ("sim", "model")
-KINDS = (*MODELS, *(name for name in TRANSPORTS if name != "agent"))
+KINDS = (*SIMULATED, *(name for name in TRANSPORTS if name != "agent"))
 
 
 @command("agent", example="fpgapipe agent --new-token agent.token")
@@ -105,10 +104,10 @@ def _devices(
     backend: str, folder: str | None, cluster: Cluster, file: Path, own: list[int]
 ) -> list[Served]:
     """The devices of an agent: those of a cluster file with some numbers."""
-    if (backend in MODELS) != (folder is not None):
+    if (backend in SIMULATED) != (folder is not None):
         raise UserError(
-            f"--backend {' and '.join(MODELS)} need --build, whose devices they are; others need "
-            "none"
+            f"--backend {' and '.join(SIMULATED)} need --build, whose devices they are; others "
+            "need none"
         )
     names = [cluster.device_names[index] for index in own]
     boards = [cluster.boards[index].name for index in own]

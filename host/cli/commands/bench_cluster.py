@@ -6,7 +6,7 @@ from typing import Any
 import click
 
 from fpgapipe.errors import UserError
-from fpgapipe.host.bench.cluster_bench import ClusterBench, bench_chain, chain_core, make_chain
+from fpgapipe.host.bench.cluster_bench import bench_chain, chain_core, make_chain
 from fpgapipe.host.cli.options import ranges
 from fpgapipe.host.cli.options.machine_options import (
     machine_of,
@@ -109,11 +109,6 @@ def cluster(threads: int | None, trace: str | None, as_json: bool, **given: Any)
         )
     print_figures(found.to_dict(), found.matches_model, f"{given['devices']} devices", as_json)
     if trace:
-        write_output(trace, _trace_of(found))
+        names = [f"device{number}" for number in range(len(found.chain.programs))]
+        write_output(trace, json.dumps(counter_trace(found.samples, names, _CLOCK_HZ)))
     return 0 if found.matches_model else 1
-
-
-def _trace_of(found: ClusterBench) -> str:
-    """JSON text of a trace with the samples of a run."""
-    names = [f"device{number}" for number in range(len(found.chain.programs))]
-    return json.dumps(counter_trace(found.samples, names, _CLOCK_HZ))

@@ -16,11 +16,8 @@ from fpgapipe.lowering.products.conv import Pass
 from fpgapipe.lowering.units.step_options import StepOptions
 from fpgapipe.network.load import load_network
 
-_EXAMPLE = "fpgapipe bench core --rows 8 --cols 8 --layer gemm:m=64,n=64,k=64"
-_STEP_EXAMPLE = "fpgapipe bench step --network digits-cnn --rows 8 --cols 8 --batch 2"
 
-
-@command("core", example=_EXAMPLE)
+@command("core", example="fpgapipe bench core --rows 8 --cols 8 --layer gemm:m=64,n=64,k=64")
 @click.option(
     "--layer",
     required=True,
@@ -61,7 +58,7 @@ def core(layer: str, which: Pass, as_json: bool, **machine: int) -> int:
     return 0 if found.matches_model else 1
 
 
-@command("step", example=_STEP_EXAMPLE)
+@command("step", example="fpgapipe bench step --network digits-cnn --rows 8 --cols 8 --batch 2")
 @click.option(
     "--network",
     shell_complete=networks_that_begin,

@@ -18,8 +18,6 @@ _SLOTS = re.compile(r"\d{1,9}(,\d{1,9}){2}", re.ASCII)
 _RATE = re.compile(r"\d{1,9}(\.\d{1,9}|/0*[1-9]\d{0,8})?", re.ASCII)
 """Pattern of a rate. Exponents are refused, since a `Fraction` would store all of their digits."""
 
-_EXAMPLE = "fpgapipe bench link --bit-error-rate 1e-6 --cycles 20000"
-
 _OPTIONS = (
     (
         "--frame-words",
@@ -40,7 +38,7 @@ _OPTIONS = (
 """Options that are whole numbers: name, range, default, help."""
 
 
-@command("link", example=_EXAMPLE)
+@command("link", example="fpgapipe bench link --bit-error-rate 1e-6 --cycles 20000")
 @click.option(
     "--phy-bytes",
     type=click.Choice(["4", "8", "16", "32", "64"]),

@@ -14,8 +14,8 @@ import click
 
 from fpgapipe.errors import UserError, shown
 from fpgapipe.garbage import rare_collections
-from fpgapipe.host.build.example import how_to_build
 from fpgapipe.host.terminal.console import json_alone, set_up_logging
+from fpgapipe.host.terminal.outputs import how_to_build
 from fpgapipe.host.terminal.progress import span
 from fpgapipe.stopwatch import phases
 

@@ -13,9 +13,7 @@ import fpgapipe
 from fpgapipe.errors import UserError
 from fpgapipe.host.cli.options import ranges
 
-OPTIMISERS = ("sgd", "adam", "adamw")
-DECAYS = ("all", "weights")
-LOSSES = ("cross-entropy", "mse", "bce")
+Decay = Literal["all", "weights"]
 
 
 def training_options(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -27,37 +25,26 @@ def training_options(function: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(function)
     def run(
-        *args: Any,
-        optimiser: str,
-        beta1: float | None,
-        beta2: float | None,
-        epsilon: float | None,
-        clip_norm: float | None,
-        loss: str,
-        label_smoothing: float,
-        ignore_labels: bool,
-        output_loss: tuple[str, ...],
-        loss_weight: tuple[str, ...],
-        decay: Literal["all", "weights"] | None,
-        no_decay: tuple[str, ...],
-        mode: str,
-        **kwargs: Any,
+        *args: Any, mode: str, decay: Decay | None, no_decay: tuple[str, ...], **given: Any
     ) -> Any:
         chosen = chosen_loss(
-            loss,
-            label_smoothing,
-            ignores=ignore_labels,
+            given.pop("loss"),
+            given.pop("label_smoothing"),
+            ignores=given.pop("ignore_labels"),
             mode=mode,
-            kinds=output_loss,
-            weights=loss_weight,
+            kinds=given.pop("output_loss"),
+            weights=given.pop("loss_weight"),
         )
+        optimiser = given.pop("optimiser")
+        names = ("beta1", "beta2", "epsilon", "clip_norm")
+        beta1, beta2, epsilon, clip_norm = (given.pop(name) for name in names)
         options = chosen_options(optimiser, beta1, beta2, epsilon, clip_norm, mode, chosen)
         if mode == "infer" and (decay or no_decay):
             raise click.UsageError("inference has no weight decay; leave its options out")
-        default: Literal["all", "weights"] = "weights" if optimiser == "adamw" else "all"
+        default: Decay = "weights" if optimiser == "adamw" else "all"
         if mode == "train":
             options = replace(options, decays=decay or default, undecayed=no_decay)
-        return function(*args, options=options, **kwargs)
+        return function(*args, options=options, **given)
 
     for option in (
         click.option(
@@ -68,7 +55,7 @@ def training_options(function: Callable[..., Any]) -> Callable[..., Any]:
         ),
         click.option(
             "--decay",
-            type=click.Choice(DECAYS),
+            type=click.Choice(["all", "weights"]),
             help="What the weight decay applies to: all parameters, or weights alone, without "
             "biases, normalisations and embeddings [default: weights with adamw, else all].",
         ),
@@ -99,7 +86,7 @@ def training_options(function: Callable[..., Any]) -> Callable[..., Any]:
         ),
         click.option(
             "--loss",
-            type=click.Choice(LOSSES),
+            type=click.Choice(["cross-entropy", "mse", "bce"]),
             default="cross-entropy",
             help="What the network is trained for: classes by softmax with cross-entropy, or "
             "targets by the mean squared error or by binary cross-entropy from logits.",
@@ -126,7 +113,7 @@ def training_options(function: Callable[..., Any]) -> Callable[..., Any]:
         ),
         click.option(
             "--optimiser",
-            type=click.Choice(OPTIMISERS),
+            type=click.Choice(["sgd", "adam", "adamw"]),
             default="sgd",
             help="What updates the weights: SGD with momentum, Adam, or AdamW.",
         ),
