@@ -9,10 +9,10 @@ import time
 
 from fpgapipe.boards.library import load_board
 from fpgapipe.hw.hls_models.cycles.gemm import gemm_cost
-from fpgapipe.hw.hls_models.spec.device import DeviceSpec, DieResources, MemorySpec
+from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec, VectorSpec
+from fpgapipe.hw.hls_models.spec.node import NodeSpec
 from fpgapipe.network.zoo import built_in
 from fpgapipe.partition.cost.cost import (
-    CoreConfig,
     CostModel,
     candidate_cores,
     core_of,
@@ -22,23 +22,13 @@ from fpgapipe.partition.cost.cost import (
 SCALE_SIM_CYCLES = 5_979_656  # 3.0.0, 32x32 weight stationary, 3.41 G products
 CLK_HZ = 1e8
 # Memory moves 64 bytes a cycle after 100 cycles.
-DEVICE = DeviceSpec(
-    name="bench",
-    part="none",
-    dsp_kind="DSP48E2",
-    clk_hz=CLK_HZ,
-    dies=(DieResources("die", 10**6, 10**6, 2000, 960, 5000),),
-    memories=(MemorySpec("memory", "ddr4", 1, 2**34, 64 * CLK_HZ, 100 / CLK_HZ),),
-    ports=(),
-    host_bytes_per_s=1e9,
-)
-CORE = CoreConfig(32, 32, CLK_HZ, scratchpad_bytes=2 << 20, vector_lanes=16)
+NODE = NodeSpec(CoreSpec(32, 32, vector=VectorSpec()), CLK_HZ, 64.0, 100)
 
 
 def convolutions() -> dict[str, float]:
     """Cycles and utilisation of ResNet-50's convolutions, batch 1, each pass."""
     graph = built_in("resnet50")
-    costs = [each for each in layer_costs(graph, DEVICE, CORE) if graph.layers[each.name].gemms]
+    costs = [each for each in layer_costs(graph, NODE) if graph.layers[each.name].gemms]
     costs = [each for each in costs if graph.layers[each.name].op == "conv"]
     found: dict[str, float] = {"scale_sim_forward_cycles": SCALE_SIM_CYCLES}
     for name in ("forward", "input_gradient", "weight_gradient"):
@@ -46,14 +36,14 @@ def convolutions() -> dict[str, float]:
         cycles = sum(each.cycles for each in passes)
         macs = sum(each.macs for each in passes)
         found[f"{name}_cycles"] = cycles
-        found[f"{name}_utilisation"] = round(macs / cycles / CORE.cells, 4)
+        found[f"{name}_utilisation"] = round(macs / cycles / NODE.core.cells, 4)
         found[f"{name}_memory_bytes"] = sum(each.memory_bytes for each in passes)
     return found
 
 
 def training_step() -> dict[str, int]:
     """Cycles of the whole network at batch 1, and busy cycles of each unit."""
-    costs = layer_costs(built_in("resnet50"), DEVICE, CORE)
+    costs = layer_costs(built_in("resnet50"), NODE)
     parts = [p for c in costs for p in (c.forward, c.input_gradient, c.weight_gradient)]
     keys = ("cycles", "gemm_cycles", "vector_cycles", "memory_cycles")
     return {key: sum(getattr(each, key) for each in parts) for key in keys}
@@ -65,11 +55,11 @@ def seconds(network: str) -> dict[str, float]:
     gemm_cost.cache_clear()
     times = [time.perf_counter()]
     model = CostModel(graph)
-    model.costs(device, core_of(device, 32, 32))
+    model.costs(core_of(device, 32, 32))
     times.append(time.perf_counter())
-    model.costs(device, core_of(device, 32, 64))
+    model.costs(core_of(device, 32, 64))
     times.append(time.perf_counter())
-    model.costs(device, core_of(device, 32, 64))
+    model.costs(core_of(device, 32, 64))
     times.append(time.perf_counter())
     first, following, again = (b - a for a, b in itertools.pairwise(times))
     return {

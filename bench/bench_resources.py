@@ -25,7 +25,7 @@ from fpgapipe.hw.hls_models.model.datapath import DatapathSpec
 from fpgapipe.hw.hls_models.model.sequencer import SequencerSpec
 from fpgapipe.hw.hls_models.model.transposer import TransposerSpec
 from fpgapipe.hw.hls_models.resources.core_counts import Resources
-from fpgapipe.hw.hls_models.resources.core_resources import CoreShape, core_resources
+from fpgapipe.hw.hls_models.resources.core_resources import CoreOnPart, core_resources
 from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec, ScratchpadSpec, VectorSpec
 from fpgapipe.hw.hls_models.spec.link import LinkEngineSpec
 from fpgapipe.hw.rtl.arith.function import FunctionUnit
@@ -429,7 +429,7 @@ def main() -> None:
         report["cores"] = {
             name: compared(
                 core_of(spec, counted),
-                core_resources(CoreShape.of(spec, DSP_KINDS[arguments.family])),
+                core_resources(CoreOnPart(spec, DSP_KINDS[arguments.family])),
             )
             for name, spec in chosen.items()
         }

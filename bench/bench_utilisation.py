@@ -33,9 +33,8 @@ from fpgapipe.lowering.units.attention.matmul_unit import MatMulUnit
 from fpgapipe.lowering.units.network_units import units_of
 from fpgapipe.network.graph import Graph
 from fpgapipe.network.zoo.transformer import GPT2, Sizes, gpt
-from fpgapipe.partition.cost.cores import core_of
+from fpgapipe.partition.cost.cores import core_of, with_links
 from fpgapipe.partition.pricing.cycle_account import Cause, CycleAccount
-from fpgapipe.partition.pricing.plan_cores import core_spec
 from fpgapipe.partition.schedule.schedule_kinds import make_schedule
 
 ROWS = COLS = 32
@@ -54,9 +53,9 @@ def graph_of(tokens: int, sizes: Sizes) -> Graph:
 def u280() -> tuple[CoreSpec, MemorySpec]:
     """The planner's core of 32 x 32 with two links for a U280, and that card's memory."""
     device = load_board("u280").device_spec()
-    core = core_of(device, ROWS, COLS, num_links=2)
-    plan = core.planned(device, (LinkEngineSpec(), LinkEngineSpec()))
-    return core_spec(plan), MemorySpec(plan.memory_bytes_per_cycle, plan.memory_latency_cycles)
+    node = core_of(device, ROWS, COLS)
+    node = with_links(node, (LinkEngineSpec(), LinkEngineSpec()))
+    return node.core, MemorySpec(node.memory_bytes_per_cycle, node.memory_latency_cycles)
 
 
 def cut_of(graph: Graph, which: str) -> list[list[str]]:

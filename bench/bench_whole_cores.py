@@ -18,7 +18,7 @@ from typing import Any
 from bench_resources import DSP_KINDS, count, counted_cells
 
 from fpgapipe.hw.hls_models.resources.core_counts import Resources
-from fpgapipe.hw.hls_models.resources.core_resources import CoreShape, block_resources
+from fpgapipe.hw.hls_models.resources.core_resources import CoreOnPart, block_resources
 from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec, ScratchpadSpec, VectorSpec
 from fpgapipe.hw.hls_models.spec.link import LinkEngineSpec
 from fpgapipe.hw.rtl.device import Device
@@ -96,7 +96,7 @@ def counted_blocks(path: Path) -> dict[str, Resources]:
 def modelled_blocks(spec: CoreSpec, family: str) -> dict[str, Resources]:
     """What the model says of each block."""
     found: dict[str, Resources] = {}
-    for name, each in block_resources(CoreShape.of(spec, DSP_KINDS[family])).items():
+    for name, each in block_resources(CoreOnPart(spec, DSP_KINDS[family])).items():
         block = MODELLED.get(name, name)
         found[block] = found.get(block, Resources()) + each
     return found

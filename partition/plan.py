@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from itertools import accumulate, groupby, pairwise
 from pathlib import Path
 from typing import Literal
@@ -11,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from fpgapipe.errors import FileError
 from fpgapipe.files import read_bytes
 from fpgapipe.hw.hls_models.isa.instructions import WORD_BYTES
+from fpgapipe.hw.hls_models.spec.node import NodeSpec
 from fpgapipe.json_faults import faults_of
 from fpgapipe.lowering.shards.degrees import Axis, Degrees, sharers_of
 
@@ -29,6 +31,20 @@ MAX_BYTES = 64 * 2**20
 
 class _Part(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+
+
+MOST_BURSTS, FEW_BURSTS = 64, 16
+"""Bursts under way at a time in most cores, and in those with narrow ports of the scratchpad.
+
+A small board's memory answers within tens of cycles and gives a few bytes a cycle, so that 16
+bursts keep it busy; a queue of so many is made of LUTs, whose outputs are sooner there than a block
+RAM's.
+"""
+
+
+def outstanding(scratchpad_port_bytes: int) -> int:
+    """Bursts under way at a time in a core whose scratchpad has ports of this width."""
+    return FEW_BURSTS if scratchpad_port_bytes < WORD_BYTES else MOST_BURSTS
 
 
 class LinkPlan(_Part):
@@ -90,6 +106,30 @@ class CorePlan(_Part):
     scratchpad_port_bytes: int = Field(default=64, ge=1)
     random: bool = True
     counters: bool = True
+
+    @classmethod
+    def of(cls, node: NodeSpec) -> CorePlan:
+        """The core of a node, with its clock and its memory."""
+        core = node.core
+        assert core.vector is not None, "a core that trains has a vector engine"
+        return cls(
+            rows=core.rows,
+            cols=core.cols,
+            num_engines=core.num_engines,
+            clk_hz=node.clk_hz,
+            vector_lanes=core.vector.lanes,
+            function_lanes=core.vector.function_lanes,
+            scratchpad_banks=core.scratchpad.banks,
+            scratchpad_bank_bytes=core.scratchpad.bank_bytes,
+            acc_depth=core.acc_depth,
+            bus_bytes=core.bus_bytes,
+            memory_bytes_per_cycle=node.memory_bytes_per_cycle,
+            memory_latency_cycles=node.memory_latency_cycles,
+            links=tuple(LinkPlan(**asdict(each)) for each in core.links),
+            scratchpad_port_bytes=core.scratchpad.port_bytes,
+            random=core.vector.random,
+            counters=core.counters,
+        )
 
     @property
     def scratchpad_bytes(self) -> int:

@@ -7,7 +7,6 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from fpgapipe.hw.hls_models.resources.core_resources import (
-    CoreShape,
     Resources,
     block_resources,
     column_resources,
@@ -15,7 +14,7 @@ from fpgapipe.hw.hls_models.resources.core_resources import (
     fixed_resources,
     scratchpad_resources,
 )
-from fpgapipe.partition.cost.cores import RESOURCES, over_dies
+from fpgapipe.partition.cost.cores import RESOURCES, on_part, over_dies
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -47,17 +46,12 @@ def resources_json(core: CoreSpec, devices: Iterable[DeviceSpec]) -> str:
     return json.dumps(value, indent=1) + "\n"
 
 
-def shape_on(core: CoreSpec, device: DeviceSpec) -> CoreShape:
-    """The parameters that determine a core's resources on a device."""
-    return CoreShape.of(core, device.dsp_kind, has_uram=device.uram > 0)
-
-
 def _on_board(core: CoreSpec, device: DeviceSpec) -> dict[str, Any]:
-    shape = shape_on(core, device)
-    blocks = block_resources(shape)
-    used = core_resources(shape)
-    columns = [column_resources(shape)] * (core.cols * core.num_engines)
-    dies = over_dies(device, fixed_resources(shape), columns, scratchpad_resources(shape))
+    placed = on_part(device, core)
+    blocks = block_resources(placed)
+    used = core_resources(placed)
+    columns = [column_resources(placed)] * (core.cols * core.num_engines)
+    dies = over_dies(device, fixed_resources(placed), columns, scratchpad_resources(placed))
     return {
         "blocks": {name: _numbers(each) for name, each in sorted(blocks.items())},
         **_against(used, Resources(*(getattr(device, name) for name in RESOURCES))),

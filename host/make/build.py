@@ -444,11 +444,11 @@ def with_larger_scratchpads(best: Candidate, request: Request) -> Candidate | No
     The planner chooses the smallest scratchpad that costs no time. Whether there is a tiling of
     each layer that fits it is known only when the layer's program is made.
     """
-    first = best.stages[0].core
+    first = best.stages[0].node
     assert first is not None
     asked = dataclasses.replace(
         request,
-        array=(first.rows, first.cols),
+        array=(first.core.rows, first.core.cols),
         num_microbatches=best.num_microbatches,
         schedules=(best.kind,),
         scratchpad_bytes=2 * _scratchpad_bytes(best),
@@ -461,4 +461,5 @@ def with_larger_scratchpads(best: Candidate, request: Request) -> Candidate | No
 
 
 def _scratchpad_bytes(candidate: Candidate) -> int:
-    return max(stage.core.scratchpad_bytes for stage in candidate.stages if stage.core)
+    nodes = [stage.node for stage in candidate.stages if stage.node]
+    return max(node.core.scratchpad.size_bytes for node in nodes)

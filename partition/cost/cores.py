@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -17,18 +16,24 @@ from fpgapipe.hw.hls_models.resources.core_resources import (
     MEMORY_BLOCKS,
     MOST_BANKS,
     URAM_DATA_BYTES,
-    CoreShape,
+    CoreOnPart,
     Resources,
-    banks,
     column_resources,
     core_resources,
     fixed_resources,
-    function_lanes,
+    word_blocks,
+)
+from fpgapipe.hw.hls_models.spec.core_spec import (
+    LEAST_BANK_BYTES,
+    CoreSpec,
+    ScratchpadSpec,
+    VectorSpec,
 )
 from fpgapipe.hw.hls_models.spec.device import DeviceSpec
 from fpgapipe.hw.hls_models.spec.link import TRAILER_BYTES, LinkEngineSpec
+from fpgapipe.hw.hls_models.spec.node import NodeSpec
 from fpgapipe.partition.cost.work_products import Formats
-from fpgapipe.partition.plan import CorePlan, LinkPlan
+from fpgapipe.partition.plan import outstanding
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -57,8 +62,10 @@ class Savings:
         Bytes that a port of the scratchpad reads or writes in a cycle.
     most_lanes : int
         Largest number of vector lanes.
-    random, counters : bool
-        As in `CoreConfig`.
+    random : bool
+        Whether the vector engine draws random numbers, as dropout needs them.
+    counters : bool
+        Whether the core counts what its engines wait for.
     most_banks : int
         Largest number of banks of the scratchpad. Fewer banks need fewer multiplexers.
     """
@@ -81,153 +88,6 @@ SAVINGS = (
 
 RESOURCES = ("lut", "ff", "bram36", "uram", "dsp")
 """Names of the FPGA resources that a core is checked against."""
-
-
-@dataclass(frozen=True)
-class CoreConfig:
-    """A training core, as the generator builds it and the cost model counts it.
-
-    Parameters
-    ----------
-    rows, cols : int
-        Rows and columns of an engine's array of cells. The rows must divide 32, the block size of
-        the operands' format.
-    clk_hz : float
-        Clock frequency of the core, Hz.
-    scratchpad_bytes : int
-        On-chip memory for operands, all engines together.
-    vector_lanes : int
-        FP32 lanes, shared by the engines; at most 16, the number of elements in a vector.
-    num_engines : int
-        GEMM engines: 1, or 2 for a forward and a backward engine that run concurrently.
-    port_bytes : int
-        Bytes that the bus to the memory moves in a cycle.
-    num_links : int
-        Link engines; a device with fewer ports has fewer of them.
-    acc_depth : int
-        FP32 accumulators below each column.
-    formats : Formats
-        Bytes per element.
-    scratchpad_port_bytes : int
-        Bytes that a port of the scratchpad reads or writes in a cycle.
-    random : bool
-        Whether the vector engine draws random numbers, as dropout needs them.
-    counters : bool
-        Whether the core counts what its engines wait for.
-    most_banks : int
-        Largest number of banks of the scratchpad, 2 or 4.
-
-    Raises
-    ------
-    ValueError
-        If a number is out of range.
-    """
-
-    rows: int
-    cols: int
-    clk_hz: float
-    scratchpad_bytes: int
-    vector_lanes: int
-    num_engines: int = 1
-    port_bytes: int = 64
-    num_links: int = 0
-    acc_depth: int = 1024
-    formats: Formats = field(default_factory=Formats)
-    scratchpad_port_bytes: int = WORD_BYTES
-    random: bool = True
-    counters: bool = True
-    most_banks: int = MOST_BANKS
-
-    def __post_init__(self) -> None:
-        if self.rows not in (1, 2, 4, 8, 16, 32):
-            raise ValueError(f"core rows must divide 32, not {self.rows!r}")
-        for name in ("cols", "vector_lanes", "num_engines", "port_bytes"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"core {name} must be at least 1, not {getattr(self, name)!r}")
-        if self.vector_lanes > LANES:
-            raise ValueError(f"core vector_lanes must be at most {LANES}, not {self.vector_lanes}")
-        if not (math.isfinite(self.clk_hz) and self.clk_hz > 0):
-            raise ValueError(f"core clock must be finite and above 0 Hz, not {self.clk_hz!r}")
-        if self.num_links < 0:
-            raise ValueError(f"core num_links must be at least 0, not {self.num_links!r}")
-        EngineSpec(  # checks the rest
-            self.rows, self.cols, self.scratchpad_bytes // self.num_engines, 0, 0, self.acc_depth
-        )
-
-    @property
-    def cells(self) -> int:
-        """Multiply-accumulates per cycle, all engines together."""
-        return self.rows * self.cols * self.num_engines
-
-    def memory_bytes_per_cycle(self, device: DeviceSpec) -> float:
-        """Bytes per cycle that both the bus and the memories sustain; 0 without memory."""
-        return min(self.port_bytes, device.memory_bytes_per_s / self.clk_hz)
-
-    def engine(self, device: DeviceSpec) -> EngineSpec:
-        """One GEMM engine, with its equal share of scratchpad and memory bandwidth."""
-        fastest = max(
-            device.memories, key=lambda m: m.count * m.bandwidth_bytes_per_s, default=None
-        )
-        latency_s = fastest.latency_s if fastest else 0.0
-        return EngineSpec(
-            self.rows,
-            self.cols,
-            self.scratchpad_bytes // self.num_engines,
-            self.memory_bytes_per_cycle(device) / self.num_engines,
-            math.ceil(latency_s * self.clk_hz),
-            self.acc_depth,
-            WORD_BYTES // self.scratchpad_port_bytes,
-        )
-
-    def shape(self, device: DeviceSpec) -> CoreShape:
-        """The parameters that determine the core's resources on a device."""
-        rates = sorted(
-            (port.payload_bytes_per_s for port in device.ports for _ in range(port.count)),
-            reverse=True,
-        )
-        links = self._ported([link_of(rate / self.clk_hz) for rate in rates[: self.num_links]])
-        return CoreShape(
-            self.rows,
-            self.cols,
-            self.num_engines,
-            self.vector_lanes,
-            self.scratchpad_bytes,
-            self.acc_depth,
-            self.port_bytes,
-            links,
-            device.dsp_kind,
-            device.uram > 0,
-            self.scratchpad_port_bytes,
-            self.random,
-            self.counters,
-            num_banks=None if self.most_banks == MOST_BANKS else self.most_banks,
-        )
-
-    def _ported(self, links: Sequence[LinkEngineSpec]) -> tuple[LinkEngineSpec, ...]:
-        return ported(links, self.port_bytes, self.scratchpad_port_bytes)
-
-    def planned(self, device: DeviceSpec, links: Sequence[LinkEngineSpec]) -> CorePlan:
-        """The core as the plan describes it to the generator, with its link engines."""
-        shape, engine = self.shape(device), self.engine(device)
-        number = banks(shape)
-        return CorePlan(
-            rows=self.rows,
-            cols=self.cols,
-            num_engines=self.num_engines,
-            clk_hz=self.clk_hz,
-            vector_lanes=self.vector_lanes,
-            function_lanes=function_lanes(shape),
-            scratchpad_banks=number,
-            scratchpad_bank_bytes=_power_up_to(self.scratchpad_bytes) // number,
-            acc_depth=self.acc_depth,
-            bus_bytes=self.port_bytes,
-            memory_bytes_per_cycle=self.memory_bytes_per_cycle(device),
-            memory_latency_cycles=engine.memory_latency_cycles,
-            links=tuple(LinkPlan(**dataclasses.asdict(each)) for each in self._ported(links)),
-            scratchpad_port_bytes=self.scratchpad_port_bytes,
-            random=self.random,
-            counters=self.counters,
-        )
 
 
 def _width(bytes_per_cycle: float) -> int:
@@ -261,7 +121,7 @@ def ported(
     narrow = scratchpad_port_bytes < WORD_BYTES and bus_bytes <= TRAILER_BYTES
     if not narrow or any(link.phy_bytes != bus_bytes for link in links):
         return tuple(links)
-    return tuple(dataclasses.replace(link, port_bytes=bus_bytes) for link in links)
+    return tuple(replace(link, port_bytes=bus_bytes) for link in links)
 
 
 def _power_up_to(number: int) -> int:
@@ -291,25 +151,30 @@ class Violation:
         return f"{self.resource}: needs {self.needed:,}, {self.available:,} usable"
 
 
-def core_fits(device: DeviceSpec, core: CoreConfig) -> list[Violation]:
+def on_part(device: DeviceSpec, core: CoreSpec) -> CoreOnPart:
+    """A core on the FPGA of a device, as its resources are counted."""
+    return CoreOnPart(core, device.dsp_kind, has_uram=device.uram > 0)
+
+
+def core_fits(device: DeviceSpec, core: CoreSpec) -> list[Violation]:
     """Limits of a device that a core exceeds; an empty list if it fits.
 
     The array may span dies. Each column lies entirely on one die: sums stay within their column,
     and activations pass a register between columns anyway, so they may cross a die border.
     Scratchpad blocks may lie anywhere. Everything else lies on one die.
     """
-    shape = core.shape(device)
-    needed = core_resources(shape)
+    placed = on_part(device, core)
+    needed = core_resources(placed)
     found = [
         Violation(name, int(getattr(needed, name)), getattr(device, name))
         for name in RESOURCES
         if getattr(needed, name) > getattr(device, name)
     ]
-    return found or _die_violations(device, core, shape)
+    return found or _die_violations(device, placed)
 
 
-def _die_violations(device: DeviceSpec, core: CoreConfig, shape: CoreShape) -> list[Violation]:
-    fixed, column = fixed_resources(shape).rounded(), column_resources(shape)
+def _die_violations(device: DeviceSpec, placed: CoreOnPart) -> list[Violation]:
+    fixed, column = fixed_resources(placed).rounded(), column_resources(placed)
     places = _homes(device, fixed, column)
     if not places:
         roomiest = max(device.dies, key=lambda die: die.lut)
@@ -318,7 +183,7 @@ def _die_violations(device: DeviceSpec, core: CoreConfig, shape: CoreShape) -> l
             for name in RESOURCES
             if getattr(fixed, name) > getattr(roomiest, name)
         ] or [Violation("one die", 1, 0)]
-    columns = core.cols * core.num_engines
+    columns = placed.core.cols * placed.core.num_engines
     most = max(places.values())
     return [] if most >= columns else [Violation("columns", columns, most)]
 
@@ -385,7 +250,7 @@ def scratchpad_floor(device: DeviceSpec) -> int:
     return 2 * MOST_BANKS * MEMORY_BLOCKS * block_bytes
 
 
-def largest_core(device: DeviceSpec, num_engines: int = 1, num_links: int = 0) -> CoreConfig:
+def largest_core(device: DeviceSpec, num_engines: int = 1, num_links: int = 0) -> NodeSpec:
     """The candidate core with the most cells; of equal ones, that with more rows.
 
     Raises
@@ -398,7 +263,7 @@ def largest_core(device: DeviceSpec, num_engines: int = 1, num_links: int = 0) -
 
 def candidate_cores(
     device: DeviceSpec, num_engines: int = 1, num_links: int = 0, *, random: bool = False
-) -> list[CoreConfig]:
+) -> list[NodeSpec]:
     """Cores worth trying on a device, those with the most cells first.
 
     If no core fits without `SAVINGS`, they are those of one engine that fit with any of them; if
@@ -414,7 +279,7 @@ def candidate_cores(
     ValueError
         If not even a core of one column fits. The message says which limits are exceeded.
     """
-    found: list[CoreConfig] = []
+    found: list[NodeSpec] = []
     for savings in usable_savings(num_engines, num_links, random=random):
         sized = partial(
             core_of, device, num_engines=num_engines, num_links=num_links, savings=savings
@@ -430,9 +295,9 @@ def candidate_cores(
         if found and savings == SAVINGS[0]:
             break
     if not found:
-        broken = core_fits(device, sized(4, 1))
+        broken = core_fits(device, sized(4, 1).core)
         raise ValueError(f"no core fits {device.name}: {'; '.join(map(str, broken))}")
-    return sorted(found, key=lambda core: (-core.cells, -core.rows, core.cols))
+    return sorted(found, key=lambda node: (-node.core.cells, -node.core.rows, node.core.cols))
 
 
 def usable_savings(num_engines: int, num_links: int, *, random: bool) -> list[Savings]:
@@ -449,17 +314,19 @@ def usable_savings(num_engines: int, num_links: int, *, random: bool) -> list[Sa
 
 
 def _widest(
-    device: DeviceSpec, rows: int, num_engines: int, sized: Callable[[int, int], CoreConfig]
+    device: DeviceSpec, rows: int, num_engines: int, sized: Callable[[int, int], NodeSpec]
 ) -> int:
     """Most columns that `CoreSpec` allows and with which a core fits; 0 if none does."""
-    low, high = 0, device.dsp // (rows * num_engines) + 1
+    most = device.dsp // (rows * num_engines)
+    widths: list[int] = [*range(min(MX_BLOCK, most + 1)), *range(MX_BLOCK, most + 1, MX_BLOCK)]
+    low, high = 0, len(widths)
     while high - low > 1:
         middle = (low + high) // 2
-        if core_fits(device, sized(rows, middle)):
+        if core_fits(device, sized(rows, widths[middle]).core):
             high = middle
         else:
             low = middle
-    return low if low <= MX_BLOCK else low // MX_BLOCK * MX_BLOCK
+    return widths[low]
 
 
 def core_of(
@@ -471,8 +338,8 @@ def core_of(
     num_links: int = 0,
     scratchpad_bytes: int | None = None,
     savings: Savings = SAVINGS[0],
-) -> CoreConfig:
-    """A core with a given array; everything else is sized for the device.
+) -> NodeSpec:
+    """A core with a given array, as the node of a device; everything else is sized for the device.
 
     The bus to the memory is as wide as the memory bandwidth needs, at most 64 bytes. The scratchpad
     is the largest power of two of bytes that fits the available memory: all UltraRAM, or without
@@ -480,36 +347,84 @@ def core_of(
     `scratchpad_bytes` if that is given. It is never smaller than the engines need. The number of
     vector lanes is a power of two and at least 2, or 1 if `savings` allow no more. Otherwise it is
     at most 16, at most one lane per `CELLS_PER_LANE` cells, and at most the number of elements that
-    the bus can both read and write in a cycle.
+    the bus can both read and write in a cycle. Of the device's ports, the fastest `num_links` have
+    a link.
+
+    Raises
+    ------
+    ValueError
+        If there is no such array.
     """
     bytes_per_cycle = device.memory_bytes_per_s / device.clk_hz
-    port_bytes = max(_width(bytes_per_cycle), 4) if bytes_per_cycle else 4
-    formats = Formats()
-    lanes = max(2, port_bytes // (2 * formats.activation_bytes))
+    bus_bytes = max(_width(bytes_per_cycle), 4) if bytes_per_cycle else 4
+    lanes = max(2, bus_bytes // (2 * Formats().activation_bytes))
     lanes = min(lanes, max(2, rows * cols * num_engines // CELLS_PER_LANE), LANES)
     lanes = min(_power_up_to(lanes), savings.most_lanes)
     least = EngineSpec.least_scratchpad_bytes(rows, cols) * num_engines
-    core = CoreConfig(
+    least = 1 << (least - 1).bit_length()
+    port_bytes = savings.scratchpad_port_bytes
+    rates = sorted(
+        (port.payload_bytes_per_s for port in device.ports for _ in range(port.count)),
+        reverse=True,
+    )
+    links = [link_of(rate / device.clk_hz) for rate in rates[:num_links]]
+    core = CoreSpec(
         rows,
         cols,
-        device.clk_hz,
-        least,
-        lanes,
         num_engines,
-        port_bytes=port_bytes,
-        num_links=num_links,
-        formats=formats,
-        scratchpad_port_bytes=savings.scratchpad_port_bytes,
-        random=savings.random,
+        scratchpad=_scratchpad(device, least, port_bytes, savings.most_banks),
+        bus_bytes=bus_bytes,
+        outstanding=outstanding(port_bytes),
+        vector=VectorSpec(lanes, -(-lanes // 4), random=savings.random),
+        links=ported(links, bus_bytes, port_bytes),
         counters=savings.counters,
-        most_banks=savings.most_banks,
     )
     if device.uram:
         room = device.uram * URAM_DATA_BYTES
     else:
-        shape = core.shape(device)
-        rest = fixed_resources(shape) + column_resources(shape) * (cols * num_engines)
+        placed = on_part(device, core)
+        rest = fixed_resources(placed) + column_resources(placed) * (cols * num_engines)
         room = int((device.bram36 - rest.bram36) * 3 // 4) * BRAM36_DATA_BYTES
     room = min(room, scratchpad_bytes or room)
-    size = max(_power_up_to(max(room, 1)), 1 << (least - 1).bit_length())
-    return replace(core, scratchpad_bytes=size)
+    size = max(_power_up_to(max(room, 1)), least)
+    scratchpad = _scratchpad(device, size, port_bytes, savings.most_banks)
+    fastest = max(device.memories, key=lambda m: m.count * m.bandwidth_bytes_per_s, default=None)
+    latency_s = fastest.latency_s if fastest else 0.0
+    return NodeSpec(
+        replace(core, scratchpad=scratchpad),
+        device.clk_hz,
+        min(bus_bytes, bytes_per_cycle),
+        math.ceil(latency_s * device.clk_hz),
+    )
+
+
+def _scratchpad(
+    device: DeviceSpec, size_bytes: int, port_bytes: int, most_banks: int
+) -> ScratchpadSpec:
+    """A scratchpad of a size: of two banks, or four where these are filled with memory blocks."""
+    block_bytes = URAM_DATA_BYTES if device.uram else BRAM36_DATA_BYTES
+    number = most_banks
+    while number > 2 and 2 * number * word_blocks(port_bytes) > -(-size_bytes // block_bytes):
+        number //= 2
+    return ScratchpadSpec(number, max(size_bytes // number, LEAST_BANK_BYTES), port_bytes)
+
+
+def with_links(node: NodeSpec, links: Sequence[LinkEngineSpec]) -> NodeSpec:
+    """The node with other ends of links."""
+    core = node.core
+    ends = ported(links, core.bus_bytes, core.scratchpad.port_bytes)
+    return replace(node, core=replace(core, links=ends))
+
+
+def with_larger_scratchpad(device: DeviceSpec, node: NodeSpec) -> NodeSpec | None:
+    """The node with a scratchpad twice as large; None if the device has no room for it.
+
+    It has as many banks as its size fills, or as many as before if only these fit.
+    """
+    old = node.core.scratchpad
+    filled = _scratchpad(device, 2 * old.size_bytes, old.port_bytes, MOST_BANKS)
+    for scratchpad in (filled, replace(old, bank_bytes=2 * old.bank_bytes)):
+        core = replace(node.core, scratchpad=scratchpad)
+        if not core_fits(device, core):
+            return replace(node, core=core)
+    return None

@@ -10,11 +10,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from fpgapipe.hw.hls_models.cycles.gemm import EngineSpec, gemm_cost
-from fpgapipe.hw.hls_models.spec.device import DeviceSpec
+from fpgapipe.hw.hls_models.spec.node import NodeSpec
 from fpgapipe.network.graph import Graph
 from fpgapipe.network.operators import Measured, Pass
 from fpgapipe.partition.cost.cores import (
-    CoreConfig,
     Violation,
     candidate_cores,
     core_fits,
@@ -25,7 +24,6 @@ from fpgapipe.partition.cost.work import LayerWork, PassWork, VectorWork, consum
 from fpgapipe.partition.cost.work_products import Formats
 
 __all__ = [
-    "CoreConfig",
     "CostModel",
     "Formats",
     "LayerCost",
@@ -145,17 +143,15 @@ def activation_bytes(layers: Iterable[LayerCost]) -> int:
     return sum({name: size for layer in layers for name, size in layer.kept}.values())
 
 
-def layer_costs(graph: Graph, device: DeviceSpec, core: CoreConfig) -> list[LayerCost]:
-    """Cost of each layer of a network, in the graph's order.
-
-    This does not check whether the core fits the device: `core_fits` does.
+def layer_costs(graph: Graph, node: NodeSpec) -> list[LayerCost]:
+    """Cost of each layer of a network on a node, in the graph's order.
 
     Raises
     ------
     ValueError
         If the network is a profile; use `measured_costs` for profiles.
     """
-    return CostModel(graph, core.formats).costs(device, core)
+    return CostModel(graph).costs(node)
 
 
 class CostModel:
@@ -196,21 +192,17 @@ class CostModel:
             for work in self._work
         ]
 
-    def costs(self, device: DeviceSpec, core: CoreConfig, *, train: bool = True) -> list[LayerCost]:
+    def costs(self, node: NodeSpec, *, train: bool = True, as_one: bool = False) -> list[LayerCost]:
         """Cost of each layer, in the graph's order, for training or for inference.
 
-        Raises
-        ------
-        ValueError
-            If the core's formats are not those of the model.
+        Each runs on one of the node's engines, or, if `as_one`, on an engine with the columns of
+        all: the event simulation expects its times and divides it between two engines by itself.
         """
-        if core.formats != self.formats:
-            raise ValueError(f"the model is for {self.formats}, the core has {core.formats}")
-        engine = core.engine(device)
+        engine = EngineSpec.of(node, as_one=as_one)
         distinct = {
             id(what): what for passes, update in self._passes for what in (*passes.values(), update)
         }
-        costs = {key: _pass(what, core, engine) for key, what in distinct.items()}
+        costs = {key: _pass(what, node, engine) for key, what in distinct.items()}
         found = [
             self._layer(
                 work,
@@ -262,9 +254,9 @@ def _forward_only(cost: LayerCost) -> LayerCost:
     )
 
 
-def _pass(work: PassWork, core: CoreConfig, engine: EngineSpec) -> PassCost:
+def _pass(work: PassWork, node: NodeSpec, engine: EngineSpec) -> PassCost:
     costs = [gemm_cost(product, engine) for product in work.products]
-    vector, vector_bytes = _vector(work.vector, core), _bytes(work.vector)
+    vector, vector_bytes = _vector(work.vector, node), _bytes(work.vector)
     memory_bytes = sum(cost.memory_bytes for cost in costs) + vector_bytes
     memory = engine.transfer_cycles(memory_bytes)
     gemm = sum(cost.cycles for cost in costs)
@@ -276,7 +268,7 @@ def _pass(work: PassWork, core: CoreConfig, engine: EngineSpec) -> PassCost:
         if vector or vector_bytes:
             cycles += max(vector, engine.transfer_cycles(vector_bytes)) + fixed
     return PassCost(
-        cycles / core.clk_hz,
+        cycles / node.clk_hz,
         cycles,
         sum(cost.compute_cycles for cost in costs),
         vector,
@@ -286,8 +278,8 @@ def _pass(work: PassWork, core: CoreConfig, engine: EngineSpec) -> PassCost:
     )
 
 
-def _vector(work: VectorWork, core: CoreConfig) -> int:
-    return -(-work.operations // core.vector_lanes)
+def _vector(work: VectorWork, node: NodeSpec) -> int:
+    return -(-work.operations // node.core.vector_lanes)
 
 
 def _bytes(work: VectorWork) -> int:

@@ -14,8 +14,9 @@ from functools import cached_property
 import numpy as np
 
 from fpgapipe.hw.hls_models.spec.device import ClusterSpec
+from fpgapipe.hw.hls_models.spec.node import NodeSpec
 from fpgapipe.lowering.schedule.schedule import Schedule, TaskKind, forward_only
-from fpgapipe.partition.cost.cost import CoreConfig, LayerCost, activation_bytes
+from fpgapipe.partition.cost.cost import LayerCost, activation_bytes
 from fpgapipe.partition.schedule.schedule_kinds import make_schedule
 from fpgapipe.partition.schedule.zero_bubble import zb_auto
 from fpgapipe.partition.search.problem import TOLERANCE
@@ -48,8 +49,8 @@ class Stage:
     ----------
     device : int
         Position of the device in the cluster.
-    core : CoreConfig or None
-        Core of the device; None where times were measured.
+    node : NodeSpec or None
+        Core, clock and memory of the device; None where times were measured.
     costs : tuple of LayerCost
         Costs of the layers, in the order in which they run.
     sends_bytes, returns_bytes : float
@@ -58,7 +59,7 @@ class Stage:
     """
 
     device: int
-    core: CoreConfig | None
+    node: NodeSpec | None
     costs: tuple[LayerCost, ...]
     sends_bytes: float
     returns_bytes: float

@@ -7,10 +7,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from fpgapipe.hw.hls_models.spec.device import ClusterSpec, DeviceSpec
+from fpgapipe.hw.hls_models.spec.node import NodeSpec
 from fpgapipe.jobs import results
 from fpgapipe.lowering.schedule.schedule import ScheduleError
 from fpgapipe.network.graph import Graph
-from fpgapipe.partition.cost.cost import CoreConfig, CostModel, LayerCost, candidate_cores
+from fpgapipe.partition.cost.cost import CostModel, LayerCost, candidate_cores
 from fpgapipe.partition.explore.candidate import (
     Candidate,
     DeviceChain,
@@ -365,7 +366,7 @@ def even_split(
 
 def even_candidate(
     graph: Graph,
-    columns: Mapping[DeviceSpec, tuple[CoreConfig, Mapping[str, LayerCost]]],
+    columns: Mapping[DeviceSpec, tuple[NodeSpec, Mapping[str, LayerCost]]],
     cluster: ClusterSpec,
     count: int,
 ) -> Candidate:
@@ -393,10 +394,10 @@ def even_candidate(
     bounds = [len(names) * i // n for i in range(n + 1)]
     stages = []
     for i, device in enumerate(cluster.devices):
-        core, costs = columns[device]
+        node, costs = columns[device]
         inside = [costs[name] for name in names[: bounds[i + 1]]]
         own = tuple(costs[name] for name in names[bounds[i] : bounds[i + 1]])
-        stages.append(Stage(i, core, own, *cut_bytes(graph, inside)))
+        stages.append(Stage(i, node, own, *cut_bytes(graph, inside)))
     return time_candidate("1f1b-as", graph.batch or 1, count, stages, device_chain(cluster))
 
 
@@ -411,18 +412,18 @@ def _alone(
 
 def _fastest(
     graph: Graph, devices: Sequence[DeviceSpec]
-) -> dict[DeviceSpec, tuple[CoreConfig, dict[str, LayerCost]]]:
+) -> dict[DeviceSpec, tuple[NodeSpec, dict[str, LayerCost]]]:
     """For each kind of device, its best core for the whole network and the layers' costs."""
     model = CostModel(graph)
     found = {}
     for device in dict.fromkeys(devices):
         try:
-            cores = candidate_cores(device, num_links=min(len(devices) - 1, 2))
+            nodes = candidate_cores(device, num_links=min(len(devices) - 1, 2))
         except ValueError as error:
             raise PlanError(str(error)) from None
-        options = [(core, model.costs(device, core)) for core in cores]
-        core, costs = min(options, key=lambda option: sum(cost.total_s for cost in option[1]))
-        found[device] = (core, {cost.name: cost for cost in costs})
+        options = [(node, model.costs(node)) for node in nodes]
+        node, costs = min(options, key=lambda option: sum(cost.total_s for cost in option[1]))
+        found[device] = (node, {cost.name: cost for cost in costs})
     return found
 
 

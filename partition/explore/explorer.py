@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from fpgapipe.hw.hls_models.spec.device import ClusterSpec, DeviceSpec
+from fpgapipe.hw.hls_models.spec.node import NodeSpec
 from fpgapipe.jobs import results
 from fpgapipe.lowering.schedule.schedule import Schedule, ScheduleError
 from fpgapipe.lowering.units.step_options import StepOptions
@@ -26,7 +27,6 @@ from fpgapipe.network.graph import Graph
 from fpgapipe.network.operators import Dropout
 from fpgapipe.partition.cost.cores import usable_savings
 from fpgapipe.partition.cost.cost import (
-    CoreConfig,
     CostModel,
     LayerCost,
     candidate_cores,
@@ -221,7 +221,7 @@ class _Group:
 
     best: Candidate
     graph: Graph
-    choice: dict[DeviceSpec, tuple[CoreConfig, list[LayerCost]]]
+    choice: dict[DeviceSpec, tuple[NodeSpec, list[LayerCost]]]
 
 
 @dataclass
@@ -349,7 +349,7 @@ def num_engines_of(kind: str) -> int:
 
 def core_choices(
     request: Request, model: CostModel, num_engines: int
-) -> Iterator[dict[DeviceSpec, tuple[CoreConfig, list[LayerCost]]]]:
+) -> Iterator[dict[DeviceSpec, tuple[NodeSpec, list[LayerCost]]]]:
     """Combinations worth trying of a core, with the layers' costs, for each kind of device."""
     kinds = list(dict.fromkeys(request.cluster.devices))
     num_links = min(len(request.cluster.devices) - 1, 2)
@@ -361,7 +361,7 @@ def core_choices(
         if request.array:
             for savings in usable_savings(num_engines, num_links, random=random):
                 try:
-                    core = core_of(
+                    node = core_of(
                         device,
                         *request.array,
                         num_engines,
@@ -371,23 +371,21 @@ def core_choices(
                     )
                 except ValueError as error:
                     raise PlanError(str(error)) from None
-                broken = core_fits(device, core)
+                broken = core_fits(device, node.core)
                 if not broken:
                     break
             if broken:
                 raise PlanError(
-                    f"an array of {core.rows}x{core.cols} does not fit {device.name}: "
+                    f"an array of {node.core.rows}x{node.core.cols} does not fit {device.name}: "
                     f"{'; '.join(map(str, broken))}{_what_does(device, num_engines, num_links)}"
                 )
-            cores = [core]
+            nodes = [node]
         else:
             try:
-                cores = candidate_cores(device, num_engines, num_links, random=random)
+                nodes = candidate_cores(device, num_engines, num_links, random=random)
             except ValueError as error:
                 raise PlanError(str(error)) from None
-        options = [
-            (core, model.costs(device, one_engine(core), train=request.train)) for core in cores
-        ]
+        options = [(node, model.costs(node, train=request.train, as_one=True)) for node in nodes]
         options.sort(key=lambda option: sum(cost.total_s for cost in option[1]))
         ranked.append(options[: CORES_TRIED if len(kinds) == 1 else 2])
     for choice in itertools.product(*ranked):
@@ -397,24 +395,16 @@ def core_choices(
 def _what_does(device: DeviceSpec, num_engines: int, num_links: int) -> str:
     """The end of the message about an array that does not fit: one that does, if there is any."""
     try:
-        cores = candidate_cores(device, num_engines, num_links)
+        core = candidate_cores(device, num_engines, num_links)[0].core
     except ValueError:
         return "; nor does any other"
-    return f"; {cores[0].rows}x{cores[0].cols} does"
-
-
-def one_engine(core: CoreConfig) -> CoreConfig:
-    """The core with the columns of all its engines in one engine.
-
-    The event simulation expects the times of such an engine and divides it between two by itself.
-    """
-    return dataclasses.replace(core, cols=core.cols * core.num_engines, num_engines=1)
+    return f"; {core.rows}x{core.cols} does"
 
 
 def plan_one(
     request: Request,
     graph: Graph,
-    choice: dict[DeviceSpec, tuple[CoreConfig, list[LayerCost]]],
+    choice: dict[DeviceSpec, tuple[NodeSpec, list[LayerCost]]],
     row: DeviceChain,
     kind: str,
     count: int,
@@ -528,7 +518,7 @@ def plan_one(
 
 def on_one_device(
     request: Request,
-    choice: dict[DeviceSpec, tuple[CoreConfig, list[LayerCost]]],
+    choice: dict[DeviceSpec, tuple[NodeSpec, list[LayerCost]]],
     kind: str,
     count: int,
 ) -> Iterator[Candidate]:
@@ -537,9 +527,9 @@ def on_one_device(
     The partitioner always uses the first devices of the chain, and over slow links its model of a
     schedule may be more optimistic than the simulation. So single devices are timed as well.
     """
-    for device, (core, costs) in choice.items():
+    for device, (node, costs) in choice.items():
         position = request.cluster.devices.index(device)
-        stage = Stage(position, core, tuple(costs), 0.0, 0.0)
+        stage = Stage(position, node, tuple(costs), 0.0, 0.0)
         timed = time_candidate(
             kind,
             request.batch // count,

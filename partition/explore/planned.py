@@ -8,8 +8,8 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from fpgapipe.hw.hls_models.spec.link import LinkEngineSpec
-from fpgapipe.partition.cost.cores import link_of
-from fpgapipe.partition.plan import Plan, Prediction, StagePlan
+from fpgapipe.partition.cost.cores import link_of, with_links
+from fpgapipe.partition.plan import CorePlan, Plan, Prediction, StagePlan
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -51,7 +51,7 @@ def as_plan(
     for index, (stage, needed) in enumerate(
         zip(candidate.stages, candidate.memory_bytes, strict=True)
     ):
-        assert stage.core is not None
+        assert stage.node is not None
         device = cluster.devices[stage.device]
         forward_s, input_gradient_s, weight_gradient_s, update_s = stage.pass_s
         stages.append(
@@ -59,7 +59,7 @@ def as_plan(
                 device=cluster.device_names[stage.device],
                 board=device.name,
                 layers=stage.layers,
-                core=stage.core.planned(device, ends[max(index - 1, 0) : index + 1]),
+                core=CorePlan.of(with_links(stage.node, ends[max(index - 1, 0) : index + 1])),
                 macs=sum(graph.layers[name].macs for name in stage.layers),
                 forward_s=float(forward_s),
                 input_gradient_s=float(input_gradient_s),

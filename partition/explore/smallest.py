@@ -71,8 +71,8 @@ def explore_smallest(request: Request, on_step: Progress = lambda done, total: N
 
 def _cores(candidate: Candidate) -> Iterator[tuple[int, int]]:
     for stage in candidate.stages:
-        assert stage.core is not None
-        yield stage.core.rows, stage.core.cols
+        assert stage.node is not None
+        yield stage.node.core.rows, stage.node.core.cols
 
 
 def _smallest_array(
@@ -112,10 +112,10 @@ def _smallest_scratchpad(
     asked: Request, found: Exploration, reaches: Callable[[Request], Exploration | None]
 ) -> Exploration:
     """Halve the scratchpads as long as the throughput stays high enough."""
-    cores = [stage.core for stage in found.best.stages if stage.core is not None]
+    nodes = [stage.node for stage in found.best.stages if stage.node is not None]
     devices = set(asked.cluster.devices)
     floor = max(scratchpad_floor(device) for device in devices)
-    size = max(core.scratchpad_bytes for core in cores) // 2
+    size = max(node.core.scratchpad.size_bytes for node in nodes) // 2
     while size >= floor:
         smaller = reaches(dataclasses.replace(asked, scratchpad_bytes=size))
         if smaller is None:

@@ -37,8 +37,8 @@ from fpgapipe.partition.timeline.timeline import StageTimes, simulate
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from fpgapipe.hw.hls_models.spec.node import NodeSpec
     from fpgapipe.network.graph import Graph
-    from fpgapipe.partition.cost.cores import CoreConfig
     from fpgapipe.partition.oracle.question import Machine
     from fpgapipe.partition.plan import Plan
 
@@ -288,7 +288,7 @@ def _problem(
 
 
 @lru_cache(maxsize=256)
-def _core(machine: Machine, samples: int) -> CoreConfig:
+def _core(machine: Machine, samples: int) -> NodeSpec:
     """The core that runs the whole network fastest, by formulas, or the one that is asked for."""
     request = machine.request(2, 2)
     choice = next(iter(core_choices(request, CostModel(machine.load(samples)), 1)))

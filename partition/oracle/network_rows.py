@@ -31,7 +31,7 @@ def rows_of_network(graph: Graph, device: DeviceSpec) -> list[LayerRow]:
         If no core fits the board.
     """
     model = CostModel(graph)
-    options = [model.costs(device, core) for core in candidate_cores(device, num_links=2)]
+    options = [model.costs(node) for node in candidate_cores(device, num_links=2)]
     costs = min(options, key=lambda each: sum(cost.total_s for cost in each))
     batch = graph.batch or 1
     rows = []

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from fpgapipe.hw.hls_models.isa.instructions import Opcode
-from fpgapipe.hw.hls_models.spec import device
+from fpgapipe.hw.hls_models.spec.node import NodeSpec
 from fpgapipe.lowering.schedule.schedule import TaskKind
 from fpgapipe.lowering.units.network_units import units_of
 from fpgapipe.lowering.units.step_options import UPDATE
-from fpgapipe.partition.cost.cost import CoreConfig, layer_costs
+from fpgapipe.partition.cost.cost import layer_costs
 from fpgapipe.partition.search.problem import schedule_model
 from fpgapipe.partition.timeline.timeline import StageTimes
 
@@ -80,25 +80,8 @@ def _passes(costs: Sequence[LayerCost]) -> dict[TaskKind, float]:
 
 def _costs(pipeline: PipelineProgram, core: CoreSpec, memory: MemorySpec) -> list[LayerCost]:
     """Costs of all layers at a clock of 1 Hz, so that times in seconds are cycles."""
-    assert core.vector is not None, "a step's core has a vector engine"
-    config = CoreConfig(
-        core.rows,
-        core.cols,
-        1.0,
-        core.scratchpad.size_bytes,
-        core.vector.lanes,
-        core.num_engines,
-        core.bus_bytes,
-        len(core.links),
-        core.acc_depth,
-        scratchpad_port_bytes=core.scratchpad.port_bytes,
-    )
-    behind = device.MemorySpec(
-        "memory", "simulated", 1, 1 << 40, memory.bytes_per_cycle, memory.latency_cycles
-    )
-    dies = (device.DieResources("all", 0, 0, 0, 0, 0),)
-    spec = device.DeviceSpec("simulated", "", "DSP48E2", 1.0, dies, (behind,), (), 1.0)
-    return layer_costs(pipeline.graph, spec, config)
+    node = NodeSpec(core, 1.0, min(core.bus_bytes, memory.bytes_per_cycle), memory.latency_cycles)
+    return layer_costs(pipeline.graph, node)
 
 
 def stage_times(layers: Sequence[dict[tuple[str, TaskKind], float]]) -> StageTimes:

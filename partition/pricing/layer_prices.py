@@ -15,17 +15,15 @@ from fpgapipe.lowering.units.network_units import units_of
 from fpgapipe.lowering.units.step_options import UPDATE, StepOptions
 from fpgapipe.network.graph_json import to_json
 from fpgapipe.partition.cost.cost import PassCost
-from fpgapipe.partition.pricing.plan_cores import core_spec
 from fpgapipe.partition.pricing.price_cache import remembered
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec
-    from fpgapipe.hw.hls_models.spec.device import DeviceSpec
+    from fpgapipe.hw.hls_models.spec.node import NodeSpec
     from fpgapipe.lowering.program.step_program import StepProgram
     from fpgapipe.network.graph import Graph
-    from fpgapipe.partition.cost.cores import CoreConfig
     from fpgapipe.partition.cost.cost import LayerCost
 
 LOSS = "loss"
@@ -66,9 +64,7 @@ class LayerPrices:
         """Number of micro-batches in the program that is timed."""
         return 2 if self.accumulates else 1
 
-    def costs(
-        self, estimates: Sequence[LayerCost], device: DeviceSpec, core: CoreConfig
-    ) -> list[LayerCost]:
+    def costs(self, estimates: Sequence[LayerCost], node: NodeSpec) -> list[LayerCost]:
         """Estimates of all layers with their seconds replaced by those of the program.
 
         The seconds of layers that run together are those of the first of them, since a stage that
@@ -82,14 +78,14 @@ class LayerPrices:
         UserError, NotImplementedError
             If the core does not run a layer.
         """
-        plan = core.planned(device, ())
-        memory = MemorySpec(plan.memory_bytes_per_cycle, plan.memory_latency_cycles)
+        core = node.core
+        memory = MemorySpec(node.memory_bytes_per_cycle, node.memory_latency_cycles)
         # The program is that of a single device, which has one engine in use and no links.
-        key = replace(core_spec(plan), num_engines=1, links=()), memory
+        key = replace(core, num_engines=1, links=()), memory
         if key not in self._known:
             self._known[key] = self._remembered(*key)
         cycles = self._known[key]
-        return self._replaced(estimates, cycles, plan.clk_hz, core.num_engines)
+        return self._replaced(estimates, cycles, node.clk_hz, core.num_engines)
 
     def _remembered(self, core: CoreSpec, memory: MemorySpec) -> Cycles:
         """What `_cycles` finds, from a file if it is there."""

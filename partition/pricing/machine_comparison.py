@@ -48,8 +48,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from fpgapipe.hw.hls_models.spec.device import DeviceSpec
+    from fpgapipe.hw.hls_models.spec.node import NodeSpec
     from fpgapipe.network.graph import Graph
-    from fpgapipe.partition.cost.cores import CoreConfig
 
 SIZES = 2
 """Numbers of samples in a micro-batch that are priced for all ways."""
@@ -103,7 +103,7 @@ def priced_choices(
     except (PlanError, ScheduleError):
         return {}
     cores = {
-        cluster.devices[stage.device]: stage.core for stage in best.stages if stage.core is not None
+        cluster.devices[stage.device]: stage.node for stage in best.stages if stage.node is not None
     }
     if set(cores) != set(cluster.devices):
         return {}
@@ -113,7 +113,7 @@ def priced_choices(
 
 
 def _choice(
-    load: Callable[[int], Graph], size: int, several: bool, cores: Mapping[DeviceSpec, CoreConfig]
+    load: Callable[[int], Graph], size: int, several: bool, cores: Mapping[DeviceSpec, NodeSpec]
 ) -> Choice | None:
     """Prices of all layers in micro-batches of some samples."""
     return priced_choice(load(size), cores, train=True, accumulates=several)

@@ -15,10 +15,11 @@ from pydantic import TypeAdapter
 
 from fpgapipe.errors import UserError
 from fpgapipe.hw.hls_models.spec.core_spec import NoRoom
+from fpgapipe.hw.hls_models.spec.node import NodeSpec
 from fpgapipe.jobs import results
 from fpgapipe.lowering.schedule.schedule import ScheduleError
 from fpgapipe.network.graph_json import to_json
-from fpgapipe.partition.cost.cores import CoreConfig, core_fits
+from fpgapipe.partition.cost.cores import with_larger_scratchpad
 from fpgapipe.partition.cost.cost import CostModel, LayerCost
 from fpgapipe.partition.explore.explorer import (
     Exploration,
@@ -26,7 +27,6 @@ from fpgapipe.partition.explore.explorer import (
     device_chains,
     num_engines_of,
     on_one_device,
-    one_engine,
     plan_one,
     splits_of,
 )
@@ -56,11 +56,11 @@ EACH_CORE = 2
 MORE = 3
 """How many times as many combinations are at hand, should the first ones take long to price."""
 
-CORES = TypeAdapter(CoreConfig)
+NODES = TypeAdapter(NodeSpec)
 
-Choice = dict["DeviceSpec", tuple[CoreConfig, list[LayerCost]]]
+Choice = dict["DeviceSpec", tuple[NodeSpec, list[LayerCost]]]
 
-Look = tuple[int, dict["DeviceSpec", CoreConfig]]
+Look = tuple[int, dict["DeviceSpec", NodeSpec]]
 """A number of micro-batches, and the core of each kind of device."""
 
 
@@ -118,7 +118,7 @@ def explore_remembered(
             return None
         return {
             "looks": [
-                [count, [CORES.dump_python(cores[kind], mode="json") for kind in _kinds(request)]]
+                [count, [NODES.dump_python(cores[kind], mode="json") for kind in _kinds(request)]]
                 for count, cores in chosen
             ],
             "refused": found[0].refused,
@@ -129,7 +129,7 @@ def explore_remembered(
         chosen = [
             (
                 count,
-                dict(zip(_kinds(request), map(CORES.validate_python, cores), strict=True)),
+                dict(zip(_kinds(request), map(NODES.validate_python, cores), strict=True)),
             )
             for count, cores in answer["looks"]
         ]
@@ -191,12 +191,12 @@ def _kinds(request: Request) -> list[DeviceSpec]:
     return list(dict.fromkeys(request.cluster.devices))
 
 
-def _cores(candidate: Candidate, request: Request) -> dict[DeviceSpec, CoreConfig]:
+def _cores(candidate: Candidate, request: Request) -> dict[DeviceSpec, NodeSpec]:
     """The core of each kind of device that a candidate uses."""
     return {
-        request.cluster.devices[stage.device]: stage.core
+        request.cluster.devices[stage.device]: stage.node
         for stage in candidate.stages
-        if stage.core is not None
+        if stage.node is not None
     }
 
 
@@ -215,7 +215,7 @@ def _distinct(tried: tuple[Candidate, ...], request: Request, looks: int) -> Ite
 
 def priced_choice(
     graph: Graph,
-    cores: Mapping[DeviceSpec, CoreConfig],
+    cores: Mapping[DeviceSpec, NodeSpec],
     *,
     train: bool,
     accumulates: bool,
@@ -231,7 +231,7 @@ def priced_choice(
     ----------
     graph : Graph
         The network for one micro-batch.
-    cores : mapping of DeviceSpec to CoreConfig
+    cores : mapping of DeviceSpec to NodeSpec
     train, accumulates : bool
         As for `LayerPrices`.
     scratchpad_bytes : int, optional
@@ -243,27 +243,26 @@ def priced_choice(
     prices = LayerPrices(graph, train, accumulates, options)
     choice: Choice = {}
     try:
-        for device, core in cores.items():
-            estimates = model.costs(device, one_engine(core), train=train)
+        for device, node in cores.items():
+            estimates = model.costs(node, train=train, as_one=True)
             seconds = prices.num_microbatches * sum(each.total_s for each in estimates)
-            if seconds * core.clk_hz > MOST_CYCLES:
+            if seconds * node.clk_hz > MOST_CYCLES:
                 return None
             while device not in choice:
                 try:
-                    choice[device] = core, prices.costs(estimates, device, core)
+                    choice[device] = node, prices.costs(estimates, node)
                 except NoRoom:
-                    core = replace(core, scratchpad_bytes=2 * core.scratchpad_bytes)
-                    over = scratchpad_bytes is not None and core.scratchpad_bytes > scratchpad_bytes
-                    if over or core_fits(device, core):
+                    size = 2 * node.core.scratchpad.size_bytes
+                    larger = with_larger_scratchpad(device, node)
+                    if larger is None or size > (scratchpad_bytes or size):
                         raise
+                    node = larger
     except (UserError, NotImplementedError):
         return None
     return choice
 
 
-def _cut_again(
-    request: Request, count: int, cores: dict[DeviceSpec, CoreConfig]
-) -> list[Candidate]:
+def _cut_again(request: Request, count: int, cores: dict[DeviceSpec, NodeSpec]) -> list[Candidate]:
     """The fastest candidates of all schedules by prices of the machine, if there are any."""
     graph = request.load(request.batch // count)
     choice = priced_choice(
@@ -278,7 +277,7 @@ def _cut_again(
     if choice is None:
         return found
     for kind in request.schedules:
-        if num_engines_of(kind) not in {core.num_engines for core, _ in choice.values()}:
+        if num_engines_of(kind) not in {node.core.num_engines for node, _ in choice.values()}:
             continue
         for chain in device_chains(request.cluster):
             try:

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 from fpgapipe.errors import UserError
 from fpgapipe.hw.hls_models.cycles.core_cycles import MemorySpec
 from fpgapipe.hw.hls_models.cycles.link_cycles import WireTiming
-from fpgapipe.hw.hls_models.isa.instructions import WORD_BYTES
 from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec, ScratchpadSpec, VectorSpec
 from fpgapipe.hw.hls_models.spec.link import LinkEngineSpec
+from fpgapipe.partition.plan import outstanding
 
 if TYPE_CHECKING:
     from fpgapipe.hw.hls_models.spec.device import ClusterSpec
@@ -20,15 +20,6 @@ if TYPE_CHECKING:
 
 MAX_RATE_DENOMINATOR = 1 << 16
 """Largest denominator of the fraction that is a simulated wire's rate, in bytes per cycle."""
-
-
-MOST_BURSTS, FEW_BURSTS = 64, 16
-"""Bursts under way at a time in most cores, and in those with narrow ports of the scratchpad.
-
-A small board's memory answers within tens of cycles and gives a few bytes a cycle, so that 16
-bursts keep it busy; a queue of so many is made of LUTs, whose outputs are sooner there than a block
-RAM's.
-"""
 
 
 def core_spec(core: CorePlan) -> CoreSpec:
@@ -49,7 +40,7 @@ def core_spec(core: CorePlan) -> CoreSpec:
                 core.scratchpad_banks, core.scratchpad_bank_bytes, core.scratchpad_port_bytes
             ),
             core.bus_bytes,
-            outstanding=FEW_BURSTS if core.scratchpad_port_bytes < WORD_BYTES else MOST_BURSTS,
+            outstanding=outstanding(core.scratchpad_port_bytes),
             vector=VectorSpec(core.vector_lanes, core.function_lanes, random=core.random),
             links=tuple(LinkEngineSpec(**link.model_dump()) for link in core.links),
             counters=core.counters,

@@ -11,7 +11,7 @@ from fpgapipe.hw.hls_models.spec.core_spec import NoRoom
 from fpgapipe.jobs import results
 from fpgapipe.lowering.schedule.schedule import ScheduleError
 from fpgapipe.lowering.units.network_units import refusals_of
-from fpgapipe.partition.cost.cores import core_fits
+from fpgapipe.partition.cost.cores import with_larger_scratchpad
 from fpgapipe.partition.cost.cost import CostModel
 from fpgapipe.partition.explore.candidate import Stage, device_chain, time_candidate
 from fpgapipe.partition.explore.comparison import ring_seconds
@@ -276,9 +276,9 @@ def _with_larger_scratchpads(candidate: Candidate, request: Request) -> Candidat
     """The candidate with scratchpads twice as large; None if a board has no room for one."""
     stages = []
     for stage in candidate.stages:
-        assert stage.core is not None
-        core = replace(stage.core, scratchpad_bytes=2 * stage.core.scratchpad_bytes)
-        if core_fits(request.cluster.devices[stage.device], core):
+        assert stage.node is not None
+        larger = with_larger_scratchpad(request.cluster.devices[stage.device], stage.node)
+        if larger is None:
             return None
-        stages.append(replace(stage, core=core))
+        stages.append(replace(stage, node=larger))
     return replace(candidate, stages=tuple(stages))

@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from fpgapipe.hw.hls_models.spec.device import ClusterSpec, DeviceSpec
+    from fpgapipe.hw.hls_models.spec.node import NodeSpec
     from fpgapipe.network.graph import Graph
-    from fpgapipe.partition.cost.cost import CoreConfig
     from fpgapipe.partition.explore.candidate import DeviceChain
 
 MOST_CUTS = 14
@@ -98,7 +98,7 @@ class GroupProblem:
         The network for the samples of one micro-batch.
     cluster : ClusterSpec
     chain : DeviceChain
-    cores : mapping of DeviceSpec to CoreConfig
+    cores : mapping of DeviceSpec to NodeSpec
         Core of each kind of device.
     num_microbatches : int
     """
@@ -108,7 +108,7 @@ class GroupProblem:
         graph: Graph,
         cluster: ClusterSpec,
         chain: DeviceChain,
-        cores: Mapping[DeviceSpec, CoreConfig],
+        cores: Mapping[DeviceSpec, NodeSpec],
         num_microbatches: int,
     ) -> None:
         if 0.0 in chain.link_bytes_per_s:

@@ -35,8 +35,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from fpgapipe.hw.hls_models.spec.device import ClusterSpec, DeviceSpec
+    from fpgapipe.hw.hls_models.spec.node import NodeSpec
     from fpgapipe.network.graph import Graph
-    from fpgapipe.partition.cost.cost import CoreConfig, LayerCost
+    from fpgapipe.partition.cost.cost import LayerCost
     from fpgapipe.partition.explore.candidate import DeviceChain
 
 GRADIENT_BYTES = 4
@@ -139,7 +140,7 @@ class LayerwiseProblem:
     cluster : ClusterSpec
     chain : DeviceChain
         The devices, in the order in which shards are numbered.
-    cores : mapping of DeviceSpec to CoreConfig
+    cores : mapping of DeviceSpec to NodeSpec
         Core of each kind of device.
     measured_s : mapping of str to float, optional
         Seconds of all passes of a layer on a single device; a shard then takes the share of it that
@@ -161,7 +162,7 @@ class LayerwiseProblem:
         graph: Graph,
         cluster: ClusterSpec,
         chain: DeviceChain,
-        cores: Mapping[DeviceSpec, CoreConfig],
+        cores: Mapping[DeviceSpec, NodeSpec],
         measured_s: Mapping[str, float] | None = None,
         on_step: Callable[[int, int], object] = lambda done, total: None,
         choices: Callable[[Sequence[str]], list[Degrees]] | None = None,
@@ -180,7 +181,7 @@ class LayerwiseProblem:
         self._known: dict[Any, list[LayerCost]] = {}
         self._rounds = rounds
         self._spread = choices is not None
-        self._copy_s = copies / min(core.vector_lanes * core.clk_hz for core in cores.values())
+        self._copy_s = copies / min(node.core.vector_lanes * node.clk_hz for node in cores.values())
         self.choices = [
             choices(names) if choices else degrees_of(graph, names, self.num_devices)
             for names in self.groups
@@ -250,7 +251,7 @@ class LayerwiseProblem:
             tuple((layer.operator, layer.input_tensors) for layer in part.layers.values()),
         )
         if key not in self._known:
-            self._known[key] = CostModel(part).costs(device, self._cores[device])
+            self._known[key] = CostModel(part).costs(self._cores[device])
         return self._known[key]
 
     @cached_property

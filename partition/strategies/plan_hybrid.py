@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from fpgapipe.hw.hls_models.spec.device import DeviceSpec
+    from fpgapipe.hw.hls_models.spec.node import NodeSpec
     from fpgapipe.network.graph import Graph
-    from fpgapipe.partition.cost.cost import CoreConfig
     from fpgapipe.partition.explore.candidate import Candidate
     from fpgapipe.partition.explore.explorer import Request
     from fpgapipe.partition.plan import Plan
@@ -153,7 +153,7 @@ def plan_given_stages(
 
 def _candidate(
     request: Request, graph: Graph, count: int
-) -> tuple[Candidate, dict[DeviceSpec, CoreConfig]]:
+) -> tuple[Candidate, dict[DeviceSpec, NodeSpec]]:
     """The whole network on each device, with the core that runs it fastest, by formulas.
 
     Its micro-batches are those of the pipeline, and as many of them as all devices can share.

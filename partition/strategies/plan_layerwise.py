@@ -119,9 +119,9 @@ def plan_layerwise(
             on_step(step, len(candidates[sharers]))
             assert candidate.microbatch is not None
             cores = {
-                request.cluster.devices[stage.device]: stage.core
+                request.cluster.devices[stage.device]: stage.node
                 for stage in candidate.stages
-                if stage.core is not None
+                if stage.node is not None
             }
             try:
                 graph = request.load(candidate.microbatch * sharers)

@@ -150,9 +150,9 @@ def _check_cluster(cluster: ClusterSpec) -> None:
 
 
 def _array(candidate: Candidate) -> tuple[int, int]:
-    core = candidate.stages[0].core
-    assert core is not None
-    return core.rows, core.cols
+    node = candidate.stages[0].node
+    assert node is not None
+    return node.core.rows, node.core.cols
 
 
 def _scratchpad(core: CorePlan) -> int:

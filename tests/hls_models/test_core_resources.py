@@ -27,7 +27,7 @@ from fpgapipe.hw.hls_models.resources.core_counts import (
     vector_engine,
 )
 from fpgapipe.hw.hls_models.resources.core_resources import (
-    CoreShape,
+    CoreOnPart,
     array_resources,
     block_resources,
     column_resources,
@@ -39,18 +39,9 @@ from fpgapipe.hw.hls_models.spec.link import LinkEngineSpec
 BENCH = Path(__file__).parents[2] / "bench/bench_resources.py"
 
 
-def shape_of(rows, cols, kind="DSP48E2", **options):
-    settings = {
-        "num_engines": 1,
-        "vector_lanes": 0,
-        "scratchpad_bytes": 1 << 18,
-        "acc_depth": 1024,
-        "port_bytes": 64,
-        "links": (),
-        "dsp_kind": kind,
-        "has_uram": False,
-    }
-    return CoreShape(rows, cols, **(settings | options))
+def placed(rows, cols, kind="DSP48E2", **options):
+    core = CoreSpec(rows, cols, scratchpad=ScratchpadSpec(4, 1 << 16), **options)
+    return CoreOnPart(core, kind)
 
 
 @pytest.mark.parametrize(
@@ -63,7 +54,7 @@ def shape_of(rows, cols, kind="DSP48E2", **options):
     ],
 )
 def test_arrays_on_other_parts(kind, rows, cols, lut, ff):
-    found = array_resources(shape_of(rows, cols, kind))
+    found = array_resources(placed(rows, cols, kind))
     aside = cols * (16 + (rows - 1).bit_length())  # sums put aside, which a core has elsewhere
     assert found.dsp == rows * cols
     assert found.lut + aside == pytest.approx(lut, rel=0.1)
@@ -117,7 +108,7 @@ COUNTED = {
 
 def blocks_of(spec):
     """The blocks of a core on UltraScale+, where the scratchpad is block RAM."""
-    return block_resources(CoreShape.of(spec, "DSP48E2"))
+    return block_resources(CoreOnPart(spec, "DSP48E2"))
 
 
 def total_of(spec):
@@ -160,24 +151,24 @@ WHOLE = {
 
 @pytest.mark.parametrize(("spec", "kind", "counted"), WHOLE.values(), ids=WHOLE)
 def test_whole_cores(spec, kind, counted):
-    found = sum(block_resources(CoreShape.of(spec, kind)).values(), Resources())
+    found = sum(block_resources(CoreOnPart(spec, kind)).values(), Resources())
     assert (found.bram36, found.dsp) == (counted.bram36, counted.dsp)
     assert found.lut == pytest.approx(counted.lut, rel=0.02)
     assert found.ff == pytest.approx(counted.ff, rel=0.01)
-    assert core_resources(CoreShape.of(spec, kind)) == found.rounded()
+    assert core_resources(CoreOnPart(spec, kind)) == found.rounded()
 
 
 def test_columns_share_a_memory():
     """1,024 accumulators of 11 columns are 352 bits wide: 20 blocks of 18 kbit, 18 bits each."""
-    shape = shape_of(32, 11)
-    assert block_resources(shape)["accumulators"].bram36 == pytest.approx(10)
-    assert column_resources(shape).bram36 == pytest.approx(10 / 11)
+    core = placed(32, 11)
+    assert block_resources(core)["accumulators"].bram36 == pytest.approx(10)
+    assert column_resources(core).bram36 == pytest.approx(10 / 11)
 
 
 def test_ends_of_links_have_their_own_memories():
     """A word of 512 bits has 29 blocks of 1,024 rows, in beats of 128 bits 30, of 256 rows 15."""
     few, many = (
-        shape_of(4, 4, links=(LinkEngineSpec(16, frame_words, slots),))
+        placed(4, 4, links=(LinkEngineSpec(16, frame_words, slots),))
         for frame_words, slots in ((4, (16, 16, 8)), (16, (16, 16, 4)))
     )
     assert block_resources(many)["links"].bram36 - block_resources(few)["links"].bram36 == 14.5
@@ -210,8 +201,8 @@ def test_memories():
 
 
 def test_a_column_more_is_a_column_more():
-    wide, narrow = core_resources(shape_of(16, 17)), core_resources(shape_of(16, 16))
-    column = column_resources(shape_of(16, 16))
+    wide, narrow = core_resources(placed(16, 17)), core_resources(placed(16, 16))
+    column = column_resources(placed(16, 16))
     assert wide.dsp - narrow.dsp == column.dsp
     assert wide.lut - narrow.lut == pytest.approx(column.lut, rel=0.05)
 

@@ -10,7 +10,9 @@ from fpgapipe.boards.library import board_names, load_board
 from fpgapipe.hw.hls_models.cycles.gemm import EngineSpec, gemm_cost
 from fpgapipe.hw.hls_models.numerics.element_format import FP32, MXINT8
 from fpgapipe.hw.hls_models.resources.core_resources import COEFFICIENTS, core_resources
+from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec, ScratchpadSpec, VectorSpec
 from fpgapipe.hw.hls_models.spec.device import DeviceSpec, DieResources, MemorySpec
+from fpgapipe.hw.hls_models.spec.node import NodeSpec
 from fpgapipe.lowering.units.layers.depthwise_unit import is_depthwise
 from fpgapipe.network.frontends.profile import read_csv_profile, read_pipedream
 from fpgapipe.network.graph import GraphBuilder
@@ -27,9 +29,8 @@ from fpgapipe.network.operators import (
 )
 from fpgapipe.network.operators.tensors import DType, Tensor
 from fpgapipe.network.zoo import NETWORKS, built_in
-from fpgapipe.partition.cost.cores import SAVINGS
+from fpgapipe.partition.cost.cores import SAVINGS, on_part
 from fpgapipe.partition.cost.cost import (
-    CoreConfig,
     CostModel,
     Formats,
     activation_bytes,
@@ -58,17 +59,25 @@ def device(**options):
     return DeviceSpec(**(settings | options))
 
 
-def core(rows=32, cols=32, **options):
-    settings = {"clk_hz": 1e8, "scratchpad_bytes": 1 << 20, "vector_lanes": 16}
-    return CoreConfig(rows, cols, **(settings | options))
+def core(rows=32, cols=32, lanes=16, **options):
+    pad = ScratchpadSpec(4, 1 << 18)
+    return CoreSpec(rows, cols, scratchpad=pad, vector=VectorSpec(lanes, -(-lanes // 4)), **options)
+
+
+def node(memory_bytes_per_cycle=64.0, **options):
+    """A core at 100 MHz with 64 bytes of memory a cycle."""
+    return NodeSpec(core(**options), 1e8, memory_bytes_per_cycle, 100)
 
 
 @pytest.mark.parametrize(
     ("build", "message"),
     [
         (lambda: core(rows=12), "core rows must divide 32, not 12"),
-        (lambda: core(vector_lanes=0), "core vector_lanes must be at least 1, not 0"),
-        (lambda: core(vector_lanes=32), "core vector_lanes must be at most 16, not 32"),
+        (lambda: NodeSpec(core(), 0), "core clock must be finite and above 0 Hz, not 0"),
+        (
+            lambda: node(-1.0),
+            "memory_bytes_per_cycle of a core must be at least 0 and finite, not -1.0",
+        ),
         (
             lambda: Formats(state=MXINT8),
             "state must be BF16 or FP32, not ElementFormat.MXINT8",
@@ -111,7 +120,7 @@ def test_input_gradient_of_a_strided_pointwise_convolution_skips_what_nothing_re
     (only,) = products(graph, layer, Formats())[Pass.INPUT_GRADIENT]
     assert (only.m.size, only.k.size, only.n.size) == (16, 16, 4)
     assert products(graph, layer, Formats())[Pass.FORWARD][0].left_bytes == 2 * 16 * 4
-    cost = layer_costs(graph, device(), core())[-1].input_gradient
+    cost = layer_costs(graph, node())[-1].input_gradient
     zeros = (64 - 16) * 4
     assert cost.memory_bytes == 2 * (16 * 16 + 16 * 4 + zeros) + 64 + 2
 
@@ -156,7 +165,7 @@ def small_network():
 
 
 def test_layers_of_a_small_network():
-    costs = {each.name: each for each in layer_costs(small_network(), device(), core())}
+    costs = {each.name: each for each in layer_costs(small_network(), node())}
     conv1, conv2, fc = costs["conv1"], costs["conv2"], costs["fc"]
     # 128 positions, three vectors of nine places each, one column of tiles
     assert conv1.forward.gemm_cycles == 33 + 3 * 128 + 64
@@ -175,7 +184,7 @@ def test_layers_of_a_small_network():
 
 
 def test_features_that_are_kept():
-    costs = {each.name: each for each in layer_costs(small_network(), device(), core())}
+    costs = {each.name: each for each in layer_costs(small_network(), node())}
     assert costs["conv1"].kept == (("x", 2 * 384),)
     assert costs["relu1"].kept == ()  # the next layer keeps its result
     assert costs["conv2"].kept == (("relu1", 2 * 4096),)
@@ -186,7 +195,7 @@ def test_features_that_are_kept():
 
 
 def test_relu_runs_with_the_product_before_it():
-    costs = {each.name: each for each in layer_costs(small_network(), device(), core())}
+    costs = {each.name: each for each in layer_costs(small_network(), node())}
     assert costs["relu1"].fused_into == "conv1"
     assert costs["relu1"].total_s == 0
     # The sums are written and read in FP32, since the core applies bias and ReLU in a pass behind.
@@ -199,7 +208,7 @@ def test_relu_is_apart_where_others_read_its_input():
     x = builder.add("fc", Linear(64), builder.input("x", Tensor((1, 64))))
     y = builder.add("relu", Activation("relu"), x)
     builder.add("sum", Binary("add"), x, y)
-    costs = {each.name: each for each in layer_costs(builder.build(), device(), core())}
+    costs = {each.name: each for each in layer_costs(builder.build(), node())}
     assert costs["relu"].fused_into is None
     assert costs["relu"].forward.vector_cycles == 64 // 16
     # The gradients of both readers are added where the layer's own gradients begin.
@@ -213,7 +222,7 @@ def test_gradients_of_repeated_tensors_are_sums(function, sums):
     rows = builder.add("rows", Reshape((4, 1, 64)), x)
     columns = builder.add("columns", Reshape((1, 4, 64)), x)
     builder.add("pairs", Binary(function), rows, columns)
-    costs = {each.name: each for each in layer_costs(builder.build(), device(), core())}
+    costs = {each.name: each for each in layer_costs(builder.build(), node())}
     assert costs["pairs"].forward.vector_cycles == 16 * 64 // 16
     back = costs["pairs"].input_gradient
     assert back.vector_cycles == sums * 16 * 64 // 16
@@ -223,27 +232,29 @@ def test_gradients_of_repeated_tensors_are_sums(function, sums):
 
 def test_features_in_fp32():
     graph = small_network()
-    wide = Formats(FP32)
-    costs = layer_costs(graph, device(), core(formats=wide))
+    costs = CostModel(graph, Formats(FP32)).costs(node())
     assert costs[0].output_bytes == 4 * 4096
-    with pytest.raises(ValueError, match="the core has"):
-        CostModel(graph).costs(device(), core(formats=wide))
 
 
 def test_two_engines_share_the_memory():
     graph = built_in("lenet5", 8)
-    slow = device(memories=(MemorySpec("ddr", "ddr4", 1, 2**30, 1e8, 1e-6),))
     one, two = (
-        sum(each.forward.cycles for each in layer_costs(graph, slow, core(num_engines=n)))
+        sum(each.forward.cycles for each in layer_costs(graph, node(1.0, num_engines=n)))
         for n in (1, 2)
     )
     assert 1.5 * one < two < 2.5 * one
 
 
+def test_two_engines_as_one_have_the_columns_of_both():
+    graph = built_in("lenet5", 8)
+    two = CostModel(graph).costs(node(cols=16, num_engines=2), as_one=True)
+    assert two == CostModel(graph).costs(node(cols=32))
+
+
 def test_resnet50_is_faster_than_a_model_that_charges_fill_and_drain_for_every_tile():
     graph = built_in("resnet50")
     convs = {name for name, layer in graph.layers.items() if layer.op == "conv"}
-    costs = [each for each in layer_costs(graph, device(), core()) if each.name in convs]
+    costs = [each for each in layer_costs(graph, node()) if each.name in convs]
     cycles = sum(each.forward.cycles for each in costs)
     macs = sum(graph.layers[name].macs for name in convs)
     assert sum(each.forward.macs for each in costs) == macs
@@ -254,7 +265,7 @@ def test_resnet50_is_faster_than_a_model_that_charges_fill_and_drain_for_every_t
 @pytest.mark.parametrize("name", ["resnet50", "digits-cnn"])
 def test_time_grows_with_the_batch_but_not_faster(name):
     cycles = [
-        sum(each.forward.cycles for each in layer_costs(built_in(name, batch), device(), core()))
+        sum(each.forward.cycles for each in layer_costs(built_in(name, batch), node()))
         for batch in (1, 2, 8)
     ]
     assert cycles[0] < cycles[1] < 2.05 * cycles[0]
@@ -275,20 +286,20 @@ TOO_SMALL_FOR_TWO = {"kv260"}
 @pytest.mark.parametrize("random", [False, True])
 @pytest.mark.parametrize("name", sorted(TOO_SMALL))
 def test_small_boards_have_small_cores(name, random, boards):
-    cores = candidate_cores(boards[name], random=random)
+    cores = [each.core for each in candidate_cores(boards[name], random=random)]
     assert (4, 4) in {(core.rows, core.cols) for core in cores}
     for core in cores:
         assert not core_fits(boards[name], core)
-        assert core.scratchpad_port_bytes < 64
+        assert core.scratchpad.port_bytes < 64
         assert not core.counters
-        assert core.random or not random
+        assert core.vector.random or not random
     with pytest.raises(ValueError, match=f"^no core fits {name}: lut: needs"):
         candidate_cores(boards[name], num_engines=2)
 
 
 def test_a_kv260_with_two_links_holds_a_small_core_of_16x16(boards):
     device = boards["kv260"]
-    sized = [core_of(device, 16, 16, num_links=2, savings=savings) for savings in SAVINGS]
+    sized = [core_of(device, 16, 16, num_links=2, savings=savings).core for savings in SAVINGS]
     fitting = [core for core in sized if not core_fits(device, core)]
     assert fitting
     assert sized[0] not in fitting
@@ -305,7 +316,7 @@ def test_every_network_has_costs_on_every_board(network, boards):
     )
     for spec in (boards[name] for name in boards.keys() - TOO_SMALL):
         chosen = largest_core(spec)
-        costs = model.costs(spec, chosen)
+        costs = model.costs(chosen)
         assert [each.name for each in costs] == list(graph.layers)
         # The array's: depthwise convolutions run on the vector engine.
         assert sum(each.forward.macs for each in costs) == graph.totals.macs - on_vectors
@@ -314,7 +325,7 @@ def test_every_network_has_costs_on_every_board(network, boards):
         for each in costs:
             for part in (each.forward, each.input_gradient, each.weight_gradient, each.update):
                 assert part.cycles >= max(part.memory_cycles, part.vector_cycles)
-                assert part.cycles >= part.macs / (chosen.rows * chosen.cols)
+                assert part.cycles >= part.macs / (chosen.core.rows * chosen.core.cols)
                 assert part.seconds == part.cycles / chosen.clk_hz
 
 
@@ -327,17 +338,16 @@ def test_the_largest_core_fits_and_the_next_does_not(boards):
             if engines == 2 and spec.name in TOO_SMALL_FOR_TWO:
                 continue
             cores = candidate_cores(spec, engines)
-            assert not any(core_fits(spec, each) for each in cores)
+            assert not any(core_fits(spec, each.core) for each in cores)
             assert largest_core(spec, engines) == cores[0]
-            best = cores[0]
+            best = cores[0].core
             step = 32 if best.cols >= 32 else 1
-            assert core_fits(spec, core_of(spec, best.rows, best.cols + step, engines))
+            assert core_fits(spec, core_of(spec, best.rows, best.cols + step, engines).core)
 
 
 def test_dsps_are_cells_lanes_and_functions():
-    shape = core(vector_lanes=16).shape(device())
-    assert core_resources(shape).dsp == 32 * 32 + 16 * 4 + 4 * 7
-    small = core(8, 4, vector_lanes=2, num_engines=2).shape(device(dsp_kind="MULT18X18D"))
+    assert core_resources(on_part(device(), core())).dsp == 32 * 32 + 16 * 4 + 4 * 7
+    small = on_part(device(dsp_kind="MULT18X18D"), core(8, 4, lanes=2, num_engines=2))
     assert core_resources(small).dsp == 2 * 8 * 4 + 2 * 8 + 13
 
 
@@ -376,7 +386,7 @@ def test_no_core_fits():
 
 
 def test_no_memory_costs_no_cycles():
-    costs = layer_costs(small_network(), device(memories=()), core())
+    costs = layer_costs(small_network(), node(0.0))
     assert all(each.forward.memory_cycles == 0 for each in costs)
 
 
@@ -397,7 +407,7 @@ def test_costs_of_a_profile(tmp_path):
     )  # fmt: skip
     assert (b.kept, b.activation_bytes, b.gradient_bytes) == ((("a", 100),), 100, 0)
     with pytest.raises(ValueError, match=r"^net: layer 'a' has measured times"):
-        layer_costs(graph, device(), core())
+        layer_costs(graph, node())
 
 
 def test_costs_of_a_pipedream_profile(tmp_path):

@@ -8,8 +8,9 @@ from run_cases import small_network
 
 from fpgapipe.boards.library import load_board
 from fpgapipe.hw.hls_models.numerics.element_format import FP32
+from fpgapipe.hw.hls_models.spec.core_spec import ScratchpadSpec
 from fpgapipe.lowering.units.step_options import StepOptions
-from fpgapipe.partition.cost.cores import core_of
+from fpgapipe.partition.cost.cores import core_of, with_links
 from fpgapipe.partition.explore.explorer import Request, explore
 from fpgapipe.partition.explore.planned import as_plan
 from fpgapipe.partition.pricing import machine, machine_search
@@ -107,10 +108,8 @@ def test_layers_take_what_the_program_takes():
     plan, graph, cluster = planned(devices=1, count=1)
     request = Request(lambda samples: graph, graph.batch, cluster, ("1f1b-as",), 1, (8, 8))
     best = explore(request).best
-    core, estimates = best.stages[0].core, best.stages[0].costs
-    costs = LayerPrices(graph, True, accumulates=False).costs(
-        estimates, cluster.devices[0], replace(core, num_links=0)
-    )
+    node, estimates = best.stages[0].node, best.stages[0].costs
+    costs = LayerPrices(graph, True, accumulates=False).costs(estimates, with_links(node, ()))
     seconds = sum(cost.total_s + cost.update.seconds for cost in costs)
     plan = as_plan(best, graph, "small", graph.batch, cluster)
     priced, _ = price_plan(plan, graph, cluster)
@@ -136,7 +135,7 @@ def test_prices_of_the_machine_make_no_worse_cuts(kind):
 
 def combinations(tried):
     """Different cores and numbers of micro-batches."""
-    return {(each.num_microbatches, repr(each.stages[0].core)) for each in tried}
+    return {(each.num_microbatches, repr(each.stages[0].node)) for each in tried}
 
 
 def test_more_combinations_are_priced_on_demand(monkeypatch):
@@ -163,13 +162,15 @@ def test_more_combinations_are_priced_on_demand(monkeypatch):
 def test_a_scratchpad_without_room_is_doubled():
     device = load_board("u280").device_spec()
     graph = small_network(2)
-    small = replace(core_of(device, 4, 4), scratchpad_bytes=1 << 12)
+    node = core_of(device, 4, 4)
+    small = replace(node, core=replace(node.core, scratchpad=ScratchpadSpec(2, 1 << 11)))
     found = priced_choice(graph, {device: small}, train=True, accumulates=False)
     assert found is not None
-    core, _ = found[device]
-    assert core.scratchpad_bytes > small.scratchpad_bytes
-    assert replace(core, scratchpad_bytes=1 << 12) == small
-    limit = core.scratchpad_bytes // 2
+    larger, _ = found[device]
+    size_bytes = larger.core.scratchpad.size_bytes
+    assert size_bytes > small.core.scratchpad.size_bytes
+    assert replace(larger, core=replace(larger.core, scratchpad=small.core.scratchpad)) == small
+    limit = size_bytes // 2
     assert not priced_choice(
         graph, {device: small}, train=True, accumulates=False, scratchpad_bytes=limit
     )

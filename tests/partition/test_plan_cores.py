@@ -10,7 +10,7 @@ from build_cases import cluster_of, plan_of, request_for, tiny
 
 from fpgapipe.boards.library import board_names, load_board
 from fpgapipe.errors import UserError
-from fpgapipe.host.build.build_hardware import core_name, shape_on
+from fpgapipe.host.build.build_hardware import core_name
 from fpgapipe.host.build.wires import wire_specs
 from fpgapipe.host.make.planning import why_not_built
 from fpgapipe.hw.hls_models.resources.core_resources import (
@@ -29,7 +29,9 @@ from fpgapipe.partition.cost.cores import (
     candidate_cores,
     core_fits,
     core_of,
+    on_part,
     over_dies,
+    with_links,
 )
 from fpgapipe.partition.cost.cost import CostModel
 from fpgapipe.partition.explore.candidate import device_chain
@@ -37,6 +39,7 @@ from fpgapipe.partition.explore.explorer import device_chains, explore
 from fpgapipe.partition.explore.planned import as_plan, link_end, one_link_each
 from fpgapipe.partition.explore.smallest import THROUGHPUT, explore_smallest
 from fpgapipe.partition.explore.unit_problem import make_problem
+from fpgapipe.partition.plan import CorePlan
 from fpgapipe.partition.pricing.machine import lower_plan
 from fpgapipe.partition.pricing.plan_cores import core_spec, core_specs, memory_specs, wire_timings
 from fpgapipe.partition.search.every_device import over_all_devices
@@ -51,16 +54,11 @@ TOO_SMALL = {"arty-a7-100t", "pynq-z2", "ulx3s"}
 @pytest.mark.parametrize("name", sorted(BOARDS.keys() - TOO_SMALL))
 def test_every_planned_core_can_be_generated_and_fits(name):
     device = BOARDS[name]
-    for core in candidate_cores(device, num_links=1):
-        spec = core_spec(core.planned(device, [LinkEngineSpec(phy_bytes=64)]))
-        assert (spec.rows, spec.cols, spec.vector.lanes) == (
-            core.rows, core.cols, core.vector_lanes,
-        )  # fmt: skip
-        assert spec.scratchpad.size_bytes == core.scratchpad_bytes
-        assert spec.bus_bytes == core.port_bytes
-        assert spec.scratchpad.banks >= 2
-        assert not core_fits(device, core)
-        assert shape_on(spec, device).scratchpad_bytes == core.shape(device).scratchpad_bytes
+    for node in candidate_cores(device, num_links=1):
+        assert not core_fits(device, node.core)
+        assert node.core.scratchpad.banks >= 2
+        linked = with_links(node, [LinkEngineSpec(phy_bytes=64)])
+        assert core_spec(CorePlan.of(linked)) == linked.core
 
 
 def test_links_as_many_as_neighbours():
@@ -192,7 +190,7 @@ def test_different_cores_have_different_names():
 @pytest.mark.parametrize("name", ["u280", "ulx3s", "arty-a7-100t", "vcu118"])
 def test_blocks_add_up_to_the_core(name):
     device = BOARDS[name]
-    shape = core_of(device, 8, 16, num_links=1).shape(device)
+    shape = on_part(device, core_of(device, 8, 16, num_links=1).core)
     total = Resources()
     for each in block_resources(shape).values():
         total += each
@@ -204,9 +202,9 @@ def test_blocks_add_up_to_the_core(name):
 )
 def test_dies_hold_the_core_together(name, rows, cols):
     device = BOARDS[name]
-    core = core_of(device, rows, cols, num_links=2)
+    core = core_of(device, rows, cols, num_links=2).core
     assert core_fits(device, core) == []
-    shape = core.shape(device)
+    shape = on_part(device, core)
     columns = [column_resources(shape)] * cols
     dies = over_dies(device, fixed_resources(shape), columns, scratchpad_resources(shape))
     total = Resources()
@@ -227,7 +225,7 @@ def problem_of(devices, slower=1):
     graph = built_in("lenet5", 2)
     cluster = cluster_of(devices)
     device = cluster.devices[0]
-    costs = CostModel(graph).costs(device, core_of(device, 4, 4))
+    costs = CostModel(graph).costs(core_of(device, 4, 4))
     row = device_chain(cluster)
     rates = tuple(rate / slower for rate in row.link_bytes_per_s)
     row = dataclasses.replace(row, link_bytes_per_s=rates)
@@ -291,26 +289,30 @@ def test_all_devices_are_used_even_if_fewer_are_faster():
 # The smallest core
 
 
+def arrays(candidate):
+    return {(each.node.core.rows, each.node.core.cols) for each in candidate.stages}
+
+
 def test_the_smallest_array_is_nearly_as_fast_and_the_next_is_not():
     cluster = cluster_of(2)
     asked = request_for(cluster, tiny, 2, None, None)
     best = explore(asked).best
     small = explore_smallest(asked).best
-    rows, cols = small.stages[0].core.rows, small.stages[0].core.cols
-    assert {(s.core.rows, s.core.cols) for s in small.stages} == {(rows, cols)}
-    assert rows * cols < best.stages[0].core.rows * best.stages[0].core.cols
+    (rows, cols), *others = arrays(small)
+    assert not others
+    assert rows * cols < best.stages[0].node.core.cells
     assert small.steady_s <= best.steady_s / THROUGHPUT
     for shape in ((rows, cols // 2), (rows // 2, cols)):
         fewer = dataclasses.replace(asked, array=shape, num_microbatches=small.num_microbatches)
         assert explore(fewer).best.steady_s > best.steady_s / THROUGHPUT
     # Two banks' worth of UltraRAM, 64 blocks of 32 KiB: less would leave them half empty.
-    assert {stage.core.scratchpad_bytes for stage in small.stages} == {64 * 32768}
+    assert {each.node.core.scratchpad.size_bytes for each in small.stages} == {64 * 32768}
 
 
 def test_a_given_array_is_kept():
     asked = request_for(cluster_of(2), tiny, 4, None, (8, 4))
     best = explore_smallest(asked).best
-    assert {(stage.core.rows, stage.core.cols) for stage in best.stages} == {(8, 4)}
+    assert arrays(best) == {(8, 4)}
 
 
 def test_two_engines_where_the_schedule_has_two():

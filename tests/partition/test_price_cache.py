@@ -120,9 +120,7 @@ def test_layers_have_the_same_prices_again(prices, monkeypatch):
     stage = explore(request).best.stages[0]
 
     def costs():
-        return LayerPrices(graph, True, accumulates=True).costs(
-            stage.costs, cluster.devices[0], stage.core
-        )
+        return LayerPrices(graph, True, accumulates=True).costs(stage.costs, stage.node)
 
     first = costs()
     monkeypatch.setattr(LayerPrices, "_cycles", fail)

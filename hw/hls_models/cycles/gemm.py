@@ -4,10 +4,13 @@ This is the one place where the cycles of a product are computed, for planner, l
 docs/cost-model.md explains the formulas.
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 
+from fpgapipe.hw.hls_models.spec.node import NodeSpec
 from fpgapipe.hw.hls_models.spec.systolic import SystolicSpec
 
 ACCUMULATE_CYCLES = 8
@@ -175,6 +178,24 @@ class EngineSpec:
                 f"{self.least_scratchpad_bytes(self.rows, self.cols)} bytes (two tiles of FP32 "
                 f"operands for {self.rows}x{self.cols} cells), not {self.scratchpad_bytes}"
             )
+
+    @classmethod
+    def of(cls, node: NodeSpec, *, as_one: bool = False) -> EngineSpec:
+        """One of a node's engines with its equal share of scratchpad and memory.
+
+        If `as_one`, an engine with the columns of all, which has scratchpad and memory to itself.
+        """
+        core = node.core
+        share = 1 if as_one else core.num_engines
+        return cls(
+            core.rows,
+            core.cols * core.num_engines // share,
+            core.scratchpad.size_bytes // share,
+            node.memory_bytes_per_cycle / share,
+            node.memory_latency_cycles,
+            core.acc_depth,
+            core.scratchpad.parts,
+        )
 
     @staticmethod
     def least_scratchpad_bytes(rows: int, cols: int) -> int:

@@ -15,8 +15,6 @@ from fpgapipe.hw.hls_models.resources import control_counts, core_counts
 from fpgapipe.hw.hls_models.resources.core_counts import COEFFICIENTS as COEFFICIENTS
 from fpgapipe.hw.hls_models.resources.core_counts import Resources as Resources
 from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec, ScratchpadSpec
-from fpgapipe.hw.hls_models.spec.link import LinkEngineSpec
-from fpgapipe.hw.hls_models.spec.systolic import SystolicSpec
 
 BRAM36_DATA_BYTES = 4096
 URAM_DATA_BYTES = 32768
@@ -53,59 +51,21 @@ cycle."""
 
 
 @dataclass(frozen=True)
-class CoreShape:
-    """The quantities that determine a core's resources.
+class CoreOnPart:
+    """A core on an FPGA of some kind.
 
     Parameters
     ----------
-    rows, cols : int
-        Rows and columns of an engine's array.
-    num_engines : int
-        Number of GEMM engines.
-    vector_lanes : int
-        Lanes of the vector engine; 0 without one.
-    scratchpad_bytes : int
-        Size of the scratchpad, which all engines share.
-    acc_depth : int
-        Number of FP32 accumulators below each column.
-    port_bytes : int
-        Bytes that the bus to the memory moves per cycle.
-    links : tuple of LinkEngineSpec
-        Ends of links.
+    core : CoreSpec
     dsp_kind : str
         Kind of the DSPs, a key of `MULTIPLIER_DSPS`.
     has_uram : bool
         Whether the scratchpad consists of UltraRAM.
-    scratchpad_port_bytes : int
-        Bytes of a word of the scratchpad.
-    random : bool
-        Whether the vector engine draws random numbers.
-    counters : bool
-        Whether the core has all counters.
-    mx : bool
-        Whether the vector engine reads and writes MXINT8.
-    num_function_lanes : int or None
-        Elements per cycle for functions; None stands for a quarter of the lanes.
-    num_banks : int or None
-        Banks of the scratchpad; None stands for as many as its size fills.
     """
 
-    rows: int
-    cols: int
-    num_engines: int
-    vector_lanes: int
-    scratchpad_bytes: int
-    acc_depth: int
-    port_bytes: int
-    links: tuple[LinkEngineSpec, ...]
+    core: CoreSpec
     dsp_kind: str
-    has_uram: bool
-    scratchpad_port_bytes: int = WORD_BYTES
-    random: bool = True
-    counters: bool = True
-    mx: bool = False
-    num_function_lanes: int | None = None
-    num_banks: int | None = None
+    has_uram: bool = False
 
     def __post_init__(self) -> None:
         if self.dsp_kind not in MULTIPLIER_DSPS:
@@ -113,115 +73,80 @@ class CoreShape:
                 f"dsp_kind must be one of {', '.join(MULTIPLIER_DSPS)}, not {self.dsp_kind!r}"
             )
 
-    @classmethod
-    def of(cls, core: CoreSpec, dsp_kind: str, *, has_uram: bool = False) -> CoreShape:
-        """The shape of a core that is given, on parts with these DSPs."""
-        vector = core.vector
-        return cls(
-            core.rows,
-            core.cols,
-            core.num_engines,
-            vector.lanes if vector else 0,
-            core.scratchpad.size_bytes,
-            core.acc_depth,
-            core.bus_bytes,
-            core.links,
-            dsp_kind,
-            has_uram,
-            scratchpad_port_bytes=core.scratchpad.port_bytes,
-            random=vector.random if vector else True,
-            counters=core.counters,
-            mx=vector.mx if vector else False,
-            num_function_lanes=vector.function_lanes if vector else None,
-            num_banks=core.scratchpad.banks,
-        )
 
-
-def array_resources(shape: CoreShape) -> Resources:
+def array_resources(placed: CoreOnPart) -> Resources:
     """Resources of one engine's array without accumulators: cells, and the delay lines around."""
-    return (_cells(shape, shape.cols) + _skew(shape)).rounded()
+    return (_cells(placed, placed.core.cols) + _skew(placed)).rounded()
 
 
-def column_blocks(shape: CoreShape) -> dict[str, Resources]:
+def column_blocks(placed: CoreOnPart) -> dict[str, Resources]:
     """Resources of one column of one engine, by block, with its accumulators and result writer.
 
     The columns of an engine may be on several dies. Their accumulators are one memory, of which
     each column has its share.
     """
     return {
-        "arrays": _cells(shape, 1),
-        "accumulators": _lut4(core_counts.accumulator(shape.rows), shape)
-        + _accumulator_memory(shape) * (1 / shape.cols),
-        "result writers": _lut4(COEFFICIENTS["result lane"].resources, shape),
+        "arrays": _cells(placed, 1),
+        "accumulators": _lut4(core_counts.accumulator(placed.core.rows), placed)
+        + _accumulator_memory(placed) * (1 / placed.core.cols),
+        "result writers": _lut4(COEFFICIENTS["result lane"].resources, placed),
     }
 
 
-def column_resources(shape: CoreShape) -> Resources:
+def column_resources(placed: CoreOnPart) -> Resources:
     """Resources of one column of one engine."""
-    return _sum(column_blocks(shape))
+    return _sum(column_blocks(placed))
 
 
-def fixed_blocks(shape: CoreShape) -> dict[str, Resources]:
+def fixed_blocks(placed: CoreOnPart) -> dict[str, Resources]:
     """Resources of the part that must be on one die, by block.
 
     This is everything except the columns and the scratchpad's memory blocks.
     """
-    engines, has_vector = shape.num_engines, shape.vector_lanes > 0
+    core, kind = placed.core, placed.dsp_kind
+    pad, vector, engines = core.scratchpad, core.vector, core.num_engines
     writer = COEFFICIENTS["result writer"].resources
-    writer += COEFFICIENTS["result word"].resources * min(shape.cols, 16)
-    sequencer = SequencerSpec.sized(
-        engines,
-        shape.links,
-        shape.port_bytes,
-        shape.scratchpad_port_bytes,
-        has_vector=has_vector,
-    )
-    control = control_counts.control(sequencer, counters=shape.counters)
+    writer += COEFFICIENTS["result word"].resources * min(core.cols, 16)
+    num_ports = engines + (vector is not None)
     logic = {
-        "operand readers": core_counts.operand_reader(shape.rows, shape.scratchpad_port_bytes)
-        * (2 * engines),
+        "operand readers": core_counts.operand_reader(core.rows, pad.port_bytes) * (2 * engines),
         "accumulators": COEFFICIENTS["datapath"].resources * engines,
         "result writers": writer * engines,
         "scratchpad": core_counts.scratchpad_logic(
-            banks(shape), _bank_bytes(shape), engines + has_vector, shape.scratchpad_port_bytes
+            pad.banks, pad.bank_bytes, num_ports, pad.port_bytes
         )
-        + (_scratchpad_memory(shape) if _pad_in_luts(shape) else Resources()),
-        "transfers": core_counts.transfers(shape.port_bytes),
-        "control": control,
+        + (_scratchpad_memory(pad) if _pad_in_luts(pad) else Resources()),
+        "transfers": core_counts.transfers(core.bus_bytes),
+        "control": control_counts.control(SequencerSpec.of(core), counters=core.counters),
     }
-    if shape.links:
-        logic["links"] = core_counts.links(shape.links, shape.port_bytes)
-    found = {name: _lut4(each, shape) for name, each in logic.items()}
-    if has_vector:
-        lanes = shape.vector_lanes
-        vector = core_counts.vector_engine(
-            lanes,
-            function_lanes(shape),
-            mx=shape.mx,
-            random=shape.random,
-            port_bytes=shape.scratchpad_port_bytes,
+    if core.links:
+        logic["links"] = core_counts.links(core.links, core.bus_bytes)
+    found = {name: _lut4(each, placed) for name, each in logic.items()}
+    if vector is not None:
+        lanes, functions = vector.lanes, vector.function_lanes
+        engine = core_counts.vector_engine(
+            lanes, functions, mx=vector.mx, random=vector.random, port_bytes=pad.port_bytes
         )
-        multipliers = LANE_MULTIPLIERS * MULTIPLIER_DSPS[shape.dsp_kind] * lanes
-        functions = FUNCTION_DSPS[shape.dsp_kind] * function_lanes(shape)
-        of_lane, of_function = PACKED_REGISTERS.get(shape.dsp_kind, (0, 0))
-        packed = of_lane * lanes + of_function * function_lanes(shape)
-        vector = replace(vector, ff=vector.ff - packed, dsp=multipliers + functions)
-        found["vector engine"] = _lut4(vector, shape)
-    found["arrays"] = _skew(shape) * engines
+        dsps = LANE_MULTIPLIERS * MULTIPLIER_DSPS[kind] * lanes + FUNCTION_DSPS[kind] * functions
+        of_lane, of_function = PACKED_REGISTERS.get(kind, (0, 0))
+        packed = of_lane * lanes + of_function * functions
+        found["vector engine"] = _lut4(replace(engine, ff=engine.ff - packed, dsp=dsps), placed)
+    found["arrays"] = _skew(placed) * engines
     return found
 
 
-def fixed_resources(shape: CoreShape) -> Resources:
+def fixed_resources(placed: CoreOnPart) -> Resources:
     """Resources of everything except the columns and the scratchpad's memory blocks."""
-    return _sum(fixed_blocks(shape))
+    return _sum(fixed_blocks(placed))
 
 
-def block_resources(shape: CoreShape) -> dict[str, Resources]:
+def block_resources(placed: CoreOnPart) -> dict[str, Resources]:
     """Resources of a whole core, by block."""
-    found = fixed_blocks(shape)
-    for name, each in column_blocks(shape).items():
-        found[name] = found.get(name, Resources()) + each * (shape.cols * shape.num_engines)
-    found["scratchpad"] += scratchpad_resources(shape)
+    found = fixed_blocks(placed)
+    for name, each in column_blocks(placed).items():
+        columns = placed.core.cols * placed.core.num_engines
+        found[name] = found.get(name, Resources()) + each * columns
+    found["scratchpad"] += scratchpad_resources(placed)
     return found
 
 
@@ -232,88 +157,57 @@ def _sum(blocks: Mapping[str, Resources]) -> Resources:
     return found
 
 
-def function_lanes(shape: CoreShape) -> int:
-    """Elements per cycle for functions: a quarter of the lanes where nothing else is given."""
-    if shape.num_function_lanes is not None:
-        return shape.num_function_lanes
-    return -(-shape.vector_lanes // 4)
-
-
-def banks(shape: CoreShape) -> int:
-    """Number of scratchpad banks where none is given.
-
-    It is the largest power of two that the scratchpad's size fills, at least two and at most
-    `MOST_BANKS`.
-    """
-    if shape.num_banks is not None:
-        return shape.num_banks
-    number = MOST_BANKS
-    while number > 2 and 2 * number * _word_blocks(shape) > _least_blocks(shape):
-        number //= 2
-    return number
-
-
-def _word_blocks(shape: CoreShape) -> int:
-    """Number of blocks in parallel that give a word of the scratchpad."""
-    return -(-shape.scratchpad_port_bytes // (WORD_BYTES // MEMORY_BLOCKS))
-
-
-def _bank_bytes(shape: CoreShape) -> int:
-    """Size of a bank: a power of two, all banks together no larger than the scratchpad."""
-    return (1 << (shape.scratchpad_bytes.bit_length() - 1)) // banks(shape)
-
-
-def _pad_in_luts(shape: CoreShape) -> bool:
+def _pad_in_luts(pad: ScratchpadSpec) -> bool:
     """Whether the scratchpad's memories are so small that they lie in LUTs."""
-    rows = _bank_bytes(shape) // (2 * shape.scratchpad_port_bytes)
-    return rows <= core_counts.MOST_LUT_ROWS
+    return pad.bank_bytes // (2 * pad.port_bytes) <= core_counts.MOST_LUT_ROWS
 
 
-def _scratchpad_memory(shape: CoreShape) -> Resources:
-    return core_counts.scratchpad_memory(
-        banks(shape), _bank_bytes(shape), shape.scratchpad_port_bytes
-    )
+def _scratchpad_memory(pad: ScratchpadSpec) -> Resources:
+    return core_counts.scratchpad_memory(pad.banks, pad.bank_bytes, pad.port_bytes)
 
 
-def scratchpad_resources(shape: CoreShape) -> Resources:
+def scratchpad_resources(placed: CoreOnPart) -> Resources:
     """Memory blocks of the scratchpad, enough for its size and for the width of its words."""
-    if _pad_in_luts(shape):
+    pad = placed.core.scratchpad
+    if _pad_in_luts(pad):
         return Resources()
-    if shape.has_uram:
-        return Resources(uram=max(_least_blocks(shape), 2 * banks(shape) * _word_blocks(shape)))
-    return _scratchpad_memory(shape)
+    if placed.has_uram:
+        least = -(-pad.size_bytes // URAM_DATA_BYTES)
+        return Resources(uram=max(least, 2 * pad.banks * word_blocks(pad.port_bytes)))
+    return _scratchpad_memory(pad)
 
 
-def core_resources(shape: CoreShape) -> Resources:
+def word_blocks(port_bytes: int) -> int:
+    """Number of memory blocks in parallel that give a word of the scratchpad."""
+    return -(-port_bytes // (WORD_BYTES // MEMORY_BLOCKS))
+
+
+def core_resources(placed: CoreOnPart) -> Resources:
     """Resources of a whole core, in whole numbers."""
-    return _sum(block_resources(shape)).rounded()
+    return _sum(block_resources(placed)).rounded()
 
 
-def _accumulator_memory(shape: CoreShape) -> Resources:
+def _accumulator_memory(placed: CoreOnPart) -> Resources:
     """Memory of the accumulators of one engine."""
-    return core_counts.memory(shape.acc_depth, 32 * shape.cols)
+    return core_counts.memory(placed.core.acc_depth, 32 * placed.core.cols)
 
 
-def _least_blocks(shape: CoreShape) -> int:
-    return -(-shape.scratchpad_bytes // (URAM_DATA_BYTES if shape.has_uram else BRAM36_DATA_BYTES))
-
-
-def _lut4(logic: Resources, shape: CoreShape) -> Resources:
+def _lut4(logic: Resources, placed: CoreOnPart) -> Resources:
     """Convert counts for LUTs of six inputs to the part, which may have LUTs of four inputs."""
-    if shape.dsp_kind != "MULT18X18D":
+    if placed.dsp_kind != "MULT18X18D":
         return logic
     return logic + Resources(lut=logic.lut * (LUT4_FACTOR - 1))
 
 
-def _cells(shape: CoreShape, cols: int) -> Resources:
-    if shape.dsp_kind == "DSP48E1":
-        return COEFFICIENTS["packed cell"].resources * (shape.rows * cols)
-    return core_counts.cells(shape.rows, cols)
+def _cells(placed: CoreOnPart, cols: int) -> Resources:
+    if placed.dsp_kind == "DSP48E1":
+        return COEFFICIENTS["packed cell"].resources * (placed.core.rows * cols)
+    return core_counts.cells(placed.core.rows, cols)
 
 
-def _skew(shape: CoreShape) -> Resources:
+def _skew(placed: CoreOnPart) -> Resources:
     """Resources of the delay lines; on ECP5, each bit takes a flip-flop."""
-    if shape.dsp_kind != "MULT18X18D":
-        return core_counts.skew(shape.rows, shape.cols)
-    lanes = ((shape.rows, 16), (shape.cols, SystolicSpec(shape.rows, 1).acc_bits))
+    if placed.dsp_kind != "MULT18X18D":
+        return core_counts.skew(placed.core.rows, placed.core.cols)
+    lanes = ((placed.core.rows, 16), (placed.core.cols, placed.core.array.acc_bits))
     return Resources(ff=sum(bits * n * (n - 1) // 2 for n, bits in lanes))

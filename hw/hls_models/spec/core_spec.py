@@ -9,6 +9,9 @@ from fpgapipe.hw.hls_models.isa.instructions import MAX_LINKS, WORD_BYTES
 from fpgapipe.hw.hls_models.spec.link import LinkEngineSpec
 from fpgapipe.hw.hls_models.spec.systolic import SystolicSpec
 
+LEAST_BANK_BYTES = 4 * WORD_BYTES
+"""Least size of a bank of the scratchpad."""
+
 VERSION = 4
 """Version of the instructions and registers; a core reports it in a register."""
 
@@ -45,7 +48,7 @@ class ScratchpadSpec:
             raise ValueError(
                 f"scratchpad port_bytes must be 8, 16, 32 or 64, not {self.port_bytes!r}"
             )
-        for name, least in (("banks", 1), ("bank_bytes", 4 * WORD_BYTES)):
+        for name, least in (("banks", 1), ("bank_bytes", LEAST_BANK_BYTES)):
             value = getattr(self, name)
             if value < least or value & (value - 1):
                 raise ValueError(
@@ -189,6 +192,16 @@ class CoreSpec:
     def array(self) -> SystolicSpec:
         """The array of one engine."""
         return SystolicSpec(self.rows, self.cols)
+
+    @property
+    def cells(self) -> int:
+        """Multiply-accumulates per cycle, all engines together."""
+        return self.rows * self.cols * self.num_engines
+
+    @property
+    def vector_lanes(self) -> int:
+        """Lanes of the vector engine; 0 without one."""
+        return self.vector.lanes if self.vector else 0
 
     @property
     def link_port_bytes(self) -> int:
