@@ -310,8 +310,8 @@ def run(
             )
         if backend == "torch-mx" and asked.precision not in (None, "mxint8"):
             raise UserError(
-                f"--backend torch-mx computes with mxint8, not {asked.precision}; leave --precision "
-                "out, or run --backend torch"
+                f"--backend torch-mx computes with mxint8, not {asked.precision}; leave "
+                "--precision out, or run --backend torch"
             )
         place, model_steps = _source(source, folder, backend, resume=resume)
         if place:
