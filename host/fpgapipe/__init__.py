@@ -12,19 +12,20 @@ from typing import TYPE_CHECKING
 __version__ = "0.1.0"
 
 __all__ = [
-    "Answers", "BoardList", "BoardSheet", "BroughtUp", "Build", "Built", "ClusterSheet",
-    "ClusterSpec", "Compared", "CoreSpec", "Covered", "Dataset", "DeviceSpec", "ElementFormat",
-    "Exploration", "Graph", "GraphBuilder", "Layers", "LinkEngineSpec", "Loss", "Measurement",
-    "MemorySpec", "ModelBackend", "PipelineProgram", "Plan", "Planned", "PlannedDegrees",
-    "PlannedProfile", "Ran", "Request", "Ring", "RunOptions", "RunSummary", "Samples", "Schedule",
-    "ScratchpadSpec", "Settings", "SimulatorBackend", "StepOptions", "StepResult", "Timetable",
-    "TorchBackend", "UserError", "VectorSpec", "Verified", "WireSpec", "__version__", "as_plan",
-    "bringup", "build", "build_pipeline", "chain_of", "check_schedule", "compare", "coverage",
-    "describe_board", "describe_cluster", "explore", "explore_smallest", "initial_parameters",
-    "inspect", "list_boards", "load_board", "load_cluster", "load_data", "load_network",
-    "make_schedule", "measure_build", "one_link_each", "open_backend", "open_build", "oracle",
-    "plan", "plan_profile", "read_schedule", "report", "ring", "run", "run_build", "scalar_bits",
-    "schedule", "verify", "write_build", "write_package", "write_report",
+    "Answers", "BoardList", "BoardSheet", "BroughtUp", "Build", "Built", "Checkpoints",
+    "ClusterSheet", "ClusterSpec", "Compared", "CoreSpec", "Covered", "Dataset", "DeviceSpec",
+    "ElementFormat", "Exploration", "Graph", "GraphBuilder", "Layers", "LinkEngineSpec", "Loss",
+    "Measurement", "MemorySpec", "ModelBackend", "PipelineProgram", "Plan", "Planned",
+    "PlannedDegrees", "PlannedProfile", "Ran", "Request", "Ring", "RunOptions", "RunSummary",
+    "Samples", "Schedule", "ScratchpadSpec", "Settings", "SimulatorBackend", "StepOptions",
+    "StepResult", "Timetable", "TorchBackend", "UserError", "VectorSpec", "Verified", "WireSpec",
+    "__version__", "as_plan", "bringup", "build", "build_pipeline", "chain_of", "check_schedule",
+    "checkpoints", "compare", "coverage", "describe_board", "describe_cluster", "explore",
+    "explore_smallest", "initial_parameters", "inspect", "list_boards", "load_board",
+    "load_cluster", "load_data", "load_network", "make_schedule", "measure_build", "one_link_each",
+    "open_backend", "open_build", "oracle", "plan", "plan_profile", "read_schedule", "report",
+    "ring", "run", "run_build", "scalar_bits", "schedule", "verify", "write_build", "write_package",
+    "write_report",
 ]  # fmt: skip
 
 if TYPE_CHECKING:  # type checkers learn here what each name is
@@ -41,6 +42,7 @@ if TYPE_CHECKING:  # type checkers learn here what each name is
     from fpgapipe.host.make.boards import BoardList, BoardSheet, describe_board, list_boards
     from fpgapipe.host.make.bringup import BroughtUp, bringup
     from fpgapipe.host.make.build import Built, build
+    from fpgapipe.host.make.checkpoints import Checkpoints, checkpoints
     from fpgapipe.host.make.cluster import ClusterSheet, describe_cluster
     from fpgapipe.host.make.compare import Compared, compare
     from fpgapipe.host.make.coverage import Covered, coverage

@@ -1,6 +1,7 @@
 """What the commands do, called from Python: one call, and a result that prints and is data."""
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -112,6 +113,25 @@ def test_a_run_goes_on_with_the_settings_of_the_earlier_one(folder, cli):
     code, out, err = cli(*words, "--json")
     assert code == 0, err
     assert json.loads(out)["loss"] == more.summary.loss
+
+
+def test_checkpoints_are_listed(chain, tmp_path):
+    made = {"batch": 8, "array": (8, 8), "verify": False, "hardware": False}
+    folder = fpgapipe.build("digits-cnn", chain, tmp_path / "b", **made).build.folder
+    assert fpgapipe.checkpoints(folder).to_records() == []
+    for seed in (1, 2):  # the first run becomes the one before
+        fpgapipe.run(folder, "model", data="random", seed=seed, steps=2, validates=False)
+    newest, earlier = fpgapipe.checkpoints(folder).to_records()
+    assert [each["run"] for each in (newest, earlier)] == ["model", "model.before"]
+    assert (newest["step"], newest["fault"]) == (2, None)
+    path = Path(newest["path"])
+    assert newest["bytes"] == path.stat().st_size
+    path.write_bytes(path.read_bytes()[:-4])
+    found = fpgapipe.checkpoints(folder)
+    assert "is damaged" in found.to_records()[0]["fault"]
+    assert "is damaged" in str(found)
+    with pytest.raises(UserError, match=r"has no build: there is no plan.json"):
+        fpgapipe.checkpoints(tmp_path)
 
 
 @pytest.mark.parametrize(
