@@ -207,7 +207,7 @@ def _start_product(s: State, device: int, number: int, index: int, now: float) -
     whole, engine = s.whole[0], s.engines[number]
     timing = s.products[s.code[index].product]
     first_b = larger(
-        now + whole.reader_cycles + timing.b_late + engine.cols + 1,
+        now + whole.reader_cycles + timing.b_late + engine.load,
         engine.weights_until + timing.b_words,
     )
     taken = larger(now, engine.busy_until)

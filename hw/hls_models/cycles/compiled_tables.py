@@ -138,7 +138,7 @@ DEVICE = np.dtype(
 ENGINE = np.dtype(
     _record(
         *("kind", "channel", "port", "depth", "words", "leaving", "head", "tail", "may_begin"),
-        *("released", "until", "cols", "latency"),
+        *("released", "until", "load", "latency"),
         floats=("ready", "wakes", "busy_until", "weights_until", "streams_until"),
     )
 )
@@ -335,7 +335,7 @@ class Tables:
             table[at]["depth"] = engine.depth
             table[at]["may_begin"] = engine.may_begin
             table[at]["until"] = -1
-            table[at]["cols"] = core.cols
+            table[at]["load"] = core.array.load_cycles
             table[at]["latency"] = core.array.latency_cycles
         code = self.code[first : first + len(run.program)]
         where = self._decode(first, run, code)

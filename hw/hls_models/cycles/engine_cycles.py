@@ -301,7 +301,7 @@ class Gemm(Engine):
         # Without a previous tile, they come when the product starts, and the array needs one more
         # cycle.
         first_b = max(
-            now + READER_CYCLES + timing.b_late + core.cols + 1,
+            now + READER_CYCLES + timing.b_late + core.array.load_cycles,
             self.weights_until + timing.b_words,
         )
         # The streamed operand's reader may still be busy with the previous product.

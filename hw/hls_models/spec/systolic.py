@@ -56,6 +56,14 @@ class SystolicSpec:
             )
 
     @property
+    def load_cycles(self) -> int:
+        """Cycles from the first column of a tile's weights to its first vector.
+
+        A column enters in each cycle, and the cells take them over in one more.
+        """
+        return self.cols + 1
+
+    @property
     def latency_cycles(self) -> int:
         """Cycles from accepting a vector to offering its sums.
 
@@ -119,7 +127,8 @@ class SystolicSpec:
         for name, value in (("m", m), ("num_tiles", num_tiles)):
             if value < 1:
                 raise ValueError(f"systolic {name} must be at least 1, not {value!r}")
-        return self.cols + 1 + (num_tiles - 1) * max(m, self.cols) + m + self.latency_cycles
+        later = (num_tiles - 1) * max(m, self.cols)
+        return self.load_cycles + later + m + self.latency_cycles
 
     def _check_range(self, what: str, values: NDArray[np.integer]) -> None:
         if not np.issubdtype(values.dtype, np.integer):
