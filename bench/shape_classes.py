@@ -84,7 +84,7 @@ MXINT8 moves gradients by up to a half where maxima and signs change; a wrong on
 
 LOSS = "loss"
 
-PRODUCTS = ("conv", "grouped conv", "depthwise conv", "conv_transpose", "linear")
+PRODUCTS = ("conv", "grouped conv", "conv_transpose", "linear")
 """Units whose results but the loss have the same bits on cores with larger scratchpads, too.
 
 Sums over positions, of losses and of statistics depend on a scratchpad that is too small for their
