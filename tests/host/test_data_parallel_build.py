@@ -12,6 +12,7 @@ from fpgapipe.host.backends.model import ModelBackend
 from fpgapipe.host.build.build import open_build, write_build
 from fpgapipe.host.runtime.measure import measure_build
 from fpgapipe.hw.hls_models.cycles.cluster_cycles import predict_cluster
+from fpgapipe.hw.hls_models.spec.core_spec import ScratchpadSpec
 from fpgapipe.lowering.units.step_options import scalar_bits
 from fpgapipe.network.initial_values import random_batch
 from fpgapipe.partition.explore.explorer import core_choices
@@ -112,18 +113,20 @@ def test_a_build_trains_as_one_device(tmp_path):
 
 
 def test_scratchpads_without_room_are_doubled(monkeypatch):
+    pad = ScratchpadSpec(2, 1 << 11)
+
     def small(*arguments):
         for choice in core_choices(*arguments):
             yield {
-                device: (replace(core, scratchpad_bytes=1 << 12), costs)
-                for device, (core, costs) in choice.items()
+                device: (replace(node, core=replace(node.core, scratchpad=pad)), costs)
+                for device, (node, costs) in choice.items()
             }
 
     monkeypatch.setattr(data_parallel, "core_choices", small)
     plan, _, _ = planned(2)
     assert plan.predicted.level == "machine"
-    assert all(stage.core.scratchpad_bytes > 1 << 12 for stage in plan.stages)
-    monkeypatch.setattr(data_parallel, "core_fits", lambda device, core: ["no room"])
+    assert all(stage.core.scratchpad_bytes > pad.size_bytes for stage in plan.stages)
+    monkeypatch.setattr(data_parallel, "with_larger_scratchpad", lambda device, node: None)
     with pytest.raises(PlanError, match="scratchpad"):
         planned(2)
 

@@ -18,7 +18,7 @@ def fixed_batch(monkeypatch):
                 return tiny(size)
             raise UserError(f"the batch is fixed at {size}, not {samples}")
 
-        monkeypatch.setattr("fpgapipe.network.load.load_network", load)
+        monkeypatch.setattr("fpgapipe.host.make.networks.load_network", load)
 
     return fix
 
