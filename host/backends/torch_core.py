@@ -291,7 +291,7 @@ class CoreNumbers:
                         # writes it to memory before it is used further.
                         args = [_RoundedGradient.apply(args[0], self._feature)]
                     seen, terms = args, None
-                    if self.noise is not None and args[0].requires_grad:
+                    if self.noise is not None and args and args[0].requires_grad:
                         terms = _cancelling_terms(layer, args[0], roles)
                         seen = [args[0].view_as(args[0]), *args[1:]]
                     result = run_layer_late(layer, roles, late, seen, training=training)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from fpgapipe.errors import UserError
 from fpgapipe.host.backends.torch_integers import INTEGER_RUNS
 from fpgapipe.network import operators as ops
+from fpgapipe.network.frontends.torch.torch_contexts import normalised_plainly
 from fpgapipe.network.graph import Graph, Layer, Parameter
 from fpgapipe.network.operators.tensors import Tensor
 from fpgapipe.network.operators.windows import Padding
@@ -374,18 +375,6 @@ def _batch_norm(o: ops.BatchNorm, own: Weights, args: list[Any], training: bool)
         o.momentum,
         o.epsilon,
     )
-
-
-def normalised_plainly(batch_norm: Callable[..., Any], x: Any, *args: Any, **named: Any) -> Any:
-    """Call one of PyTorch's batch normalisations so that its gradients are right.
-
-    PyTorch 2.13 computes wrong gradients on a CPU where an image of one pixel, for example, has its
-    axes in another order in memory, as views have. Here input and gradient have the usual order.
-    """
-    y = batch_norm(x.contiguous(), *args, **named)
-    if y.requires_grad:
-        y.register_hook(lambda dy: dy.contiguous())
-    return y
 
 
 def _layer_norm(o: ops.LayerNorm, own: Weights, args: list[Any], training: bool) -> Any:

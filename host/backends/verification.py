@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fpgapipe.errors import UserError
-from fpgapipe.host.backends.source_context import in_precision, own_state
 from fpgapipe.host.backends.torch_reference import forward, initial_weights
 from fpgapipe.network import operators as ops
 from fpgapipe.network.frontends.onnx.onnx_reference import Evaluate, evaluator, has_runtime, runtime
 from fpgapipe.network.frontends.source import OnnxSource, TorchSource
+from fpgapipe.network.frontends.torch.torch_contexts import in_precision, own_state
 from fpgapipe.network.frontends.torch.torch_modes import training_modes
 from fpgapipe.network.graph import Graph, NetworkError
 from fpgapipe.network.mask_inputs import mask_inputs

@@ -15,6 +15,7 @@ from fpgapipe.host.backends.torch_backend import TorchBackend
 from fpgapipe.host.backends.torch_step import torch_step
 from fpgapipe.hw.hls_models.cycles.core_cycles import MemorySpec
 from fpgapipe.hw.hls_models.numerics.element_format import BF16, FP32, ElementFormat
+from fpgapipe.lowering.program.array_rows import array_rows
 from fpgapipe.lowering.program.pipeline import PipelineProgram, build_pipeline
 from fpgapipe.lowering.program.step import build_step
 from fpgapipe.lowering.schedule.tasks import single_device
@@ -58,8 +59,13 @@ def assert_step_is_that_of_pytorch(
     with (
         ModelBackend(PipelineProgram(graph, (program,)), parameters) as model,
         TorchBackend(
-            graph, parameters, num_microbatches=2, options=options, precision="mxint8"
-        ) as reference,
+            graph,
+            parameters,
+            num_microbatches=2,
+            options=options,
+            precision="mxint8",
+            array_rows=array_rows([program]),
+        ) as reference,  # fmt: skip
     ):
         found, expected = model.step(*samples, scalars), reference.step(*samples, scalars)
         assert found.loss == pytest.approx(expected.loss, rel=loss)

@@ -176,7 +176,10 @@ def test_option_texts_are_sentences_for_strangers(command):
         assert len(text.split()) >= 4, f"{option.name}: {text}"
         assert not re.match(r"(Of|As|After which|Instead|In the) ", text), f"{option.name}: {text}"
         if isinstance(option.default, (int, float, str)) and not option.is_flag:
-            assert option.show_default or default, f"{option.name} does not say its default"
+            shown = option.show_default
+            if shown is None:
+                shown = command.context_settings.get("show_default")
+            assert shown or default, f"{option.name} does not say its default"
 
 
 def test_no_check_and_no_accuracy_of_what_is_made_up(tmp_path, monkeypatch, cli):

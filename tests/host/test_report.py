@@ -4,8 +4,6 @@ import itertools
 import json
 import re
 import shutil
-import sys
-import types
 from html import unescape
 from html.parser import HTMLParser
 
@@ -401,16 +399,15 @@ def test_measure_measures_first(build, cli, monkeypatch, tmp_path):
         progress(1, 2)
         (found.folder / "run/measured.json").write_text(json.dumps(measured(found)))
 
-    module = types.ModuleType("fpgapipe.host.runtime.measure")
-    module.measure_build = measure_build
-    monkeypatch.setitem(sys.modules, module.__name__, module)
+    place = "fpgapipe.host.make.report.measure_build"
+    monkeypatch.setattr(place, measure_build)
     assert cli("report", folder, "--measure")[0] == 0
     assert "RTL simulation: u280-1" in (folder / "run/trace.json").read_text()
 
     def fails(found, *, progress):
         raise OSError(28, "No space left on device", "measured.new")
 
-    module.measure_build = fails
+    monkeypatch.setattr(place, fails)
     code, _, err = cli("report", folder, "--measure")
     assert (code, err) == (2, "error: measured.new cannot be written: No space left on device\n")
 

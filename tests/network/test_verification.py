@@ -166,14 +166,14 @@ def test_inspect_prints_one_json_object_whatever_the_module_prints(capfd, monkey
 
 def test_inspect_says_with_its_exit_code_that_a_network_is_another(capsys, monkeypatch, tmp_path):
     from fpgapipe.host.cli.main import main
-    from fpgapipe.network import load
 
     graph = dataclasses.replace(
         graph_of(),
         values={name: value.numpy() for name, value in Small().state_dict().items()},
         source=TorchSource(Small(), (torch.zeros(2, 3, 6, 6),), None, ("fc",)),
     )
-    monkeypatch.setattr(load, "load_network", lambda name, batch: graph)
+    place = "fpgapipe.host.make.verify.load_network"
+    monkeypatch.setattr(place, lambda name, batch: graph)
     assert main(["inspect", "any", "--verify"]) == 1
     assert "small is not what the PyTorch module computes" in capsys.readouterr().out
 

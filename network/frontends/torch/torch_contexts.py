@@ -3,10 +3,20 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
-from fpgapipe.host.backends.torch_reference import normalised_plainly
+
+def normalised_plainly(batch_norm: Callable[..., Any], x: Any, *args: Any, **named: Any) -> Any:
+    """Call one of PyTorch's batch normalisations so that its gradients are right.
+
+    PyTorch 2.13 computes wrong gradients on a CPU where an image of one pixel, for example, has its
+    axes in another order in memory, as views have. Here input and gradient have the usual order.
+    """
+    y = batch_norm(x.contiguous(), *args, **named)
+    if y.requires_grad:
+        y.register_hook(lambda dy: dy.contiguous())
+    return y
 
 
 @contextlib.contextmanager
