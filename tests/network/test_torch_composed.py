@@ -43,6 +43,9 @@ def scores_overwritten(s, x):
         (lambda s, x: F.rms_norm(s.fc(x).reshape(4, 2, 3), (2, 3), None, 1e-3), {}),
         (lambda s, x: s.fc(x) * torch.linalg.vector_norm(s.fc(x), dim=1, keepdim=True), {}),
         (lambda s, x: s.fc(x).norm(dim=0), {}),
+        # The gradient of the norm of zeros is zero.
+        (lambda s, x: F.normalize(s.fc(x).relu() * 0 + F.relu(s.fc(x) - 2), dim=1), {}),
+        (lambda s, x: (s.fc(x) * 0).norm(dim=1, keepdim=True) + s.fc(x), {}),
         (lambda s, x: s.fc(x).repeat(2, 3), {}),
         (lambda s, x: s.fc(x).repeat(2, 1, 3), {}),
         (lambda s, x: s.fc(x).tile(1, 1), {}),

@@ -11,6 +11,7 @@ from fpgapipe.network.operators import (
     Affine,
     AxisMap,
     Binary,
+    Clamp,
     Expand,
     LayerNorm,
     Pad,
@@ -22,6 +23,9 @@ from fpgapipe.network.operators import (
 )
 from fpgapipe.network.operators.axis_map import selection
 from fpgapipe.network.operators.tensors import normalise_axis
+
+LEAST_SQUARE = 2.0**-100
+"""Square of what takes the place of the norm of zeros, 9e-16."""
 
 
 @handles("addcmul.default", "addcmul_.default")
@@ -72,6 +76,8 @@ def _vector_norm(t: Translation, node: Node) -> None:
     layer = t.add(f"{node.name}.squares", Binary("mul"), x, x)
     reduce = Reduce("sum", tuple(axes), bool(node["keepdim"]))
     layer = t.add(f"{node.name}.sum", reduce, layer)
+    # The gradient of the norm of zeros is zero in PyTorch; that of the root alone is infinite.
+    layer = t.add(f"{node.name}.least", Clamp(LEAST_SQUARE, strict=True), layer)
     t.give(node, t.add(node.name, Unary("sqrt"), layer))
 
 
