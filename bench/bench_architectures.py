@@ -54,7 +54,7 @@ from fpgapipe.host.backends.verification import TOLERANCES, verify
 from fpgapipe.host.runtime.program_check import Limits, verify_units
 from fpgapipe.hw.hls_models.numerics.element_format import FP32
 from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec, ScratchpadSpec, VectorSpec
-from fpgapipe.lowering.program.pipeline import build_pipeline
+from fpgapipe.lowering.lower import build_pipeline
 from fpgapipe.lowering.program.step import build_step
 from fpgapipe.lowering.schedule.tasks import single_device
 from fpgapipe.lowering.units.network_units import refusals_of, units_of

@@ -63,7 +63,7 @@ def measure(network: str, folder: Path, options: list[str]) -> dict[str, Any]:
     # Programs of millions of instructions are not decoded for it.
     maps = [
         json.loads((folder / DEVICES / str(stage) / "device.json").read_text())["map"]
-        for stage in range(len(build.plan.stages))
+        for stage in range(len(build.plan.nodes))
     ]
     needed = [each["memory_bytes"] for each in maps]
     room = load_board(BOARD).device_spec().memory_bytes

@@ -43,7 +43,7 @@ from fpgapipe.host.backends.verification import verify
 from fpgapipe.host.runtime.numeric_check import NumericCheck
 from fpgapipe.hw.hls_models.numerics.element_format import FP32
 from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec, ScratchpadSpec, VectorSpec
-from fpgapipe.lowering.program.pipeline import build_pipeline
+from fpgapipe.lowering.lower import build_pipeline
 from fpgapipe.lowering.units.step_options import StepOptions, scalar_bits
 from fpgapipe.network.frontends.source import TorchSource
 from fpgapipe.network.frontends.torch.torch_program import from_torch

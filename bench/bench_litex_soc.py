@@ -60,7 +60,7 @@ def step_of(folder: Path, batch: int) -> dict[str, Any]:
     }
     if code == 0:
         run = json.loads(text)
-        predicted = build.plan.predicted.minibatch_s * build.plan.stages[0].core.clk_hz
+        predicted = build.plan.predicted.minibatch_s * build.plan.nodes[0].spec.clk_hz
         found["seconds"]["step in run"] = round(run["wall_s"], 1)
         found |= {
             "loss": run["loss"],

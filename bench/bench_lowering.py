@@ -13,7 +13,7 @@ from typing import Any
 
 from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec, ScratchpadSpec, VectorSpec
 from fpgapipe.hw.hls_models.spec.link import LinkEngineSpec
-from fpgapipe.lowering.program.pipeline import build_pipeline
+from fpgapipe.lowering.lower import build_pipeline
 from fpgapipe.network.graph import Graph
 from fpgapipe.network.initial_values import initial_parameters
 from fpgapipe.network.load import load_network

@@ -61,7 +61,7 @@ def compare(network: str, count: int, given: argparse.Namespace) -> dict[str, An
     most = [max(int(row[key]) for row in rows) for key in ("apart_bytes", "shared_bytes")]
     return {
         "network": network,
-        "schedule": plan.schedule,
+        "schedule": plan.kind,
         "micro_batches": plan.num_microbatches,
         "ratio_of_all": round(sums[0] / sums[1], 3),
         "ratio_of_fullest": round(most[0] / most[1], 3),

@@ -43,9 +43,9 @@ def measure(request: Request, name: str) -> dict[str, Any]:
         "level": plan.predicted.level,
         "minibatch_s": plan.predicted.minibatch_s,
         "link_bytes": plan.num_microbatches
-        * sum(stage.sends_bytes + stage.returns_bytes for stage in plan.stages),
-        "most_memory_bytes": max(stage.memory_bytes for stage in plan.stages),
-        "memory_bytes": [stage.memory_bytes for stage in plan.stages],
+        * sum(node.sends_bytes + node.returns_bytes for node in plan.nodes),
+        "most_memory_bytes": max(node.memory_bytes for node in plan.nodes),
+        "memory_bytes": [node.memory_bytes for node in plan.nodes],
         "begins": [stage.layers[0] for stage in plan.stages],
         "search_s": search_s,
         "reason": plan.reason,

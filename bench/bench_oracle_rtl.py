@@ -58,12 +58,12 @@ def measured(machine: Machine, strategy: str, devices: int) -> dict[str, Any]:
     ) as backend:
         simulated = backend.cycles_of(*random_samples(programs), scalar_bits(learning_rate=0.01))
     assert foretold.minibatch_s is not None
-    cycles = round(foretold.minibatch_s * min(stage.core.clk_hz for stage in plan.stages))
+    cycles = round(foretold.minibatch_s * plan.clk_hz)
     return {
         "network": machine.network,
         "strategy": strategy,
         "devices": devices,
-        "devices_used": len(plan.stages),
+        "devices_used": len(plan.nodes),
         "micro_batches": plan.num_microbatches,
         "level": foretold.level,
         "foretold_cycles": cycles,

@@ -22,7 +22,8 @@ from fpgapipe.host.runtime.measure import measure
 from fpgapipe.hw.hls_models.cycles.core_cycles import MemorySpec, predict
 from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec, ScratchpadSpec, VectorSpec
 from fpgapipe.hw.hls_models.spec.link import LinkEngineSpec
-from fpgapipe.lowering.program.pipeline import PipelineProgram, build_pipeline
+from fpgapipe.lowering.lower import build_pipeline
+from fpgapipe.lowering.program.pipeline import PipelineProgram
 from fpgapipe.network.graph import Graph
 from fpgapipe.network.initial_values import initial_parameters
 from fpgapipe.network.load import load_network

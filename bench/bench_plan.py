@@ -109,11 +109,11 @@ def compare(
         rtl = rtl_cycles(build, known)
     wires = [WireTiming(float(each.rate), each.delay_cycles) for each in build.wires]
     timing = PipelineTiming.of(build.pipeline, build.memories, wires)
-    clk_hz = min(stage.core.clk_hz for stage in build.plan.stages)
+    clk_hz = build.plan.clk_hz
     planned = build.plan.predicted.minibatch_s * clk_hz
     memory = [
-        stage.memory_bytes - part.memory_bytes
-        for stage, part in zip(build.plan.stages, build.pipeline.parts, strict=True)
+        node.memory_bytes - part.memory_bytes
+        for node, part in zip(build.plan.nodes, build.pipeline.parts, strict=True)
     ]
     return {
         "network": name,

@@ -49,12 +49,12 @@ def compare(name: str, devices: int, array: str, given: argparse.Namespace) -> d
     pipeline = lower_plan(plan, graph, cluster)
     timing = PipelineTiming.of(pipeline, memory_specs(plan), wire_timings(plan, cluster))
     cycles = timing.cluster.cycles
-    clk_hz = min(stage.core.clk_hz for stage in plan.stages)
+    clk_hz = plan.clk_hz
     predicted = plan.predicted.minibatch_s * clk_hz
     return {
         "network": name,
         "devices": devices,
-        "array": [plan.stages[0].core.rows, plan.stages[0].core.cols],
+        "array": [plan.nodes[0].core.rows, plan.nodes[0].core.cols],
         "schedule": given.schedule,
         "micro_batches": count,
         "level": plan.predicted.level,

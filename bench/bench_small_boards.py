@@ -48,7 +48,7 @@ def step_on(board: str, folder: Path, batch: int) -> dict[str, Any]:
     }
     if code == 0:
         cycles = json.loads(text.getvalue())["cycles"]
-        predicted = build.plan.predicted.minibatch_s * build.plan.stages[0].core.clk_hz
+        predicted = build.plan.predicted.minibatch_s * build.plan.nodes[0].spec.clk_hz
         found |= {"cycles": cycles, "predicted": round(predicted), "off": predicted / cycles - 1}
     return found
 

@@ -26,7 +26,8 @@ from fpgapipe.host.data.samples import Dataset, Samples
 from fpgapipe.hw.hls_models.cycles.core_cycles import MemorySpec
 from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec, ScratchpadSpec, VectorSpec
 from fpgapipe.hw.hls_models.spec.link import LinkEngineSpec
-from fpgapipe.lowering.program.pipeline import PipelineProgram, build_pipeline
+from fpgapipe.lowering.lower import build_pipeline
+from fpgapipe.lowering.program.pipeline import PipelineProgram
 from fpgapipe.lowering.units.network_units import layers_together
 from fpgapipe.lowering.units.step_options import StepOptions, scalar_bits
 from fpgapipe.network.graph import Graph

@@ -119,11 +119,11 @@ def measured(
         weights = hardware.parameters()
     alone = weights_of_one(plan, graph, parameters, samples)
     far, equal = distance(weights, alone, parameters)
-    clk_hz = min(stage.core.clk_hz for stage in plan.stages)
+    clk_hz = plan.clk_hz
     return {
         "network": network,
         "strategy": strategy,
-        "devices": len(plan.stages),
+        "devices": len(plan.nodes),
         "micro_batches": plan.num_microbatches,
         "planned_cycles": round(plan.predicted.minibatch_s * clk_hz),
         "simulated_cycles": found.cycles,

@@ -26,7 +26,8 @@ from fpgapipe.host.backends.model import ModelBackend
 from fpgapipe.host.backends.torch_backend import TorchBackend
 from fpgapipe.host.make.planning import PIPELINES, STRATEGIES, plan_shards
 from fpgapipe.host.runtime.numeric_check import LOSS_NOISE, MX_NOISE
-from fpgapipe.lowering.program.pipeline import PipelineProgram, build_pipeline
+from fpgapipe.lowering.lower import build_pipeline
+from fpgapipe.lowering.program.pipeline import PipelineProgram
 from fpgapipe.lowering.units.step_options import scalar_bits
 from fpgapipe.network.graph import Graph
 from fpgapipe.network.initial_values import initial_parameters, random_batch

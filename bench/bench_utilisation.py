@@ -27,7 +27,7 @@ from fpgapipe.boards.library import load_board
 from fpgapipe.hw.hls_models.cycles.core_cycles import CoreRun, MemorySpec
 from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec
 from fpgapipe.hw.hls_models.spec.link import LinkEngineSpec
-from fpgapipe.lowering.program.pipeline import build_pipeline
+from fpgapipe.lowering.lower import build_pipeline
 from fpgapipe.lowering.schedule.schedule import TaskKind
 from fpgapipe.lowering.units.attention.matmul_unit import MatMulUnit
 from fpgapipe.lowering.units.network_units import units_of

@@ -116,11 +116,11 @@ def cluster_of(name: str, gbits: float = 0.0) -> ClusterSpec:
 def way_of(plan: Plan, **extra: float) -> Way:
     """Sum up a plan."""
     return Way(
-        plan.schedule,
+        plan.kind,
         plan.predicted.minibatch_s,
-        len(plan.stages),
+        len(plan.nodes),
         plan.num_microbatches,
-        max(stage.memory_bytes for stage in plan.stages),
+        max(node.memory_bytes for node in plan.nodes),
         plan.predicted.level,
         **extra,
     )
@@ -149,7 +149,7 @@ def data_parallel(request: Request, network: str) -> Way:
         sum_s = all_reduce_s(plan, request.cluster, graph.totals.parameters)
     else:
         sum_s = ring_seconds(graph, device_chain(request.cluster))
-    backward_s = max(each.input_gradient_s + each.weight_gradient_s for each in plan.stages)
+    backward_s = max(each.input_gradient_s + each.weight_gradient_s for each in plan.nodes)
     bound_s = plan.predicted.minibatch_s - min(sum_s, backward_s)
     return way_of(plan, sum_s=sum_s, bound_s=bound_s)
 

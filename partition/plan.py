@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
-from itertools import accumulate, groupby, pairwise
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Literal
 
@@ -11,142 +12,54 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from fpgapipe.errors import FileError
 from fpgapipe.files import read_bytes
-from fpgapipe.hw.hls_models.isa.instructions import WORD_BYTES
+from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec
 from fpgapipe.hw.hls_models.spec.node import NodeSpec
 from fpgapipe.json_faults import faults_of
-from fpgapipe.lowering.shards.degrees import Axis, Degrees, sharers_of
+from fpgapipe.lowering.schedule.schedule import Schedule
+from fpgapipe.lowering.shards.degrees import AXES, Axis, Degrees
+from fpgapipe.lowering.shards.stages import Stages
+from fpgapipe.partition.plan_version_3 import of_this_version
+from fpgapipe.partition.schedule.schedule_kinds import make_schedule
 
 DATA_PARALLEL = "data-parallel"
-"""Schedule of a plan in which each device has the whole network."""
+"""Kind of plans in which each device has the whole network."""
 
 LAYERWISE = "layer-wise"
-"""Schedule of a plan in which each device has parts of all layers."""
+"""Kind of plans in which each device has parts of all layers."""
 
 HYBRID = "hybrid"
-"""Name of plans whose stages are groups of devices; these have the schedule of a pipeline."""
+"""Kind of plans of several stages, some of which have several devices."""
+
+ONE_STAGE = "1f1b-as"
+"""Schedule of plans of one stage, whose devices do one micro-batch after the other."""
 
 MAX_BYTES = 64 * 2**20
 """Largest plan file that is read, bytes."""
+
+
+def above_one(degrees: Mapping[str, Degrees]) -> dict[str, dict[Axis, int]]:
+    """Degrees of the layers that are cut, those above 1."""
+    return {
+        name: {axis: getattr(each, axis) for axis in AXES if getattr(each, axis) > 1}
+        for name, each in degrees.items()
+        if each.num_devices > 1
+    }
 
 
 class _Part(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
 
-MOST_BURSTS, FEW_BURSTS = 64, 16
-"""Bursts under way at a time in most cores, and in those with narrow ports of the scratchpad.
-
-A small board's memory answers within tens of cycles and gives a few bytes a cycle, so that 16
-bursts keep it busy; a queue of so many is made of LUTs, whose outputs are sooner there than a block
-RAM's.
-"""
-
-
-def outstanding(scratchpad_port_bytes: int) -> int:
-    """Bursts under way at a time in a core whose scratchpad has ports of this width."""
-    return FEW_BURSTS if scratchpad_port_bytes < WORD_BYTES else MOST_BURSTS
-
-
-class LinkPlan(_Part):
-    """The link engine at a core's end of a link, with the fields of `LinkEngineSpec`."""
-
-    phy_bytes: int = Field(ge=1)
-    frame_words: int = Field(ge=1)
-    slots: tuple[int, ...] = Field(min_length=1, strict=False)
-    probe_cycles: int = Field(ge=1)
-    port_bytes: int = Field(default=WORD_BYTES, ge=1)
-
-
-class CorePlan(_Part):
-    """The training core of a device.
-
-    Attributes
-    ----------
-    rows, cols : int
-        Rows and columns of cells in each array: along the reduction, and across it.
-    num_engines : int
-        GEMM engines, each with an array.
-    clk_hz : float
-        Clock frequency of the core, Hz.
-    vector_lanes, function_lanes : int
-        Elements per cycle that the vector engine processes, and those that it processes in
-        instructions with a function from a table.
-    scratchpad_banks, scratchpad_bank_bytes : int
-        Banks of the on-chip memory, and bytes of each.
-    acc_depth : int
-        FP32 accumulators below each column.
-    bus_bytes : int
-        Width of the bus to the memory, bytes.
-    memory_bytes_per_cycle : float
-        Rate that both bus and memory sustain, both directions together; 0 without a memory.
-    memory_latency_cycles : int
-        Cycles from a read request to its first data.
-    links : tuple of LinkPlan
-        Link engines to the stage before, if there is one, and to the next, if there is one.
-    scratchpad_port_bytes : int
-        Bytes that a port of the scratchpad reads or writes in a cycle.
-    random, counters : bool
-        Whether the vector engine draws random numbers, and whether the core counts what its engines
-        wait for.
-    """
-
-    rows: int = Field(ge=1, le=1024)
-    cols: int = Field(ge=1, le=1024)
-    num_engines: int = Field(ge=1)
-    clk_hz: float = Field(gt=0)
-    vector_lanes: int = Field(ge=1)
-    function_lanes: int = Field(ge=1)
-    scratchpad_banks: int = Field(ge=1)
-    scratchpad_bank_bytes: int = Field(ge=1)
-    acc_depth: int = Field(ge=1)
-    bus_bytes: int = Field(ge=1)
-    memory_bytes_per_cycle: float = Field(ge=0)
-    memory_latency_cycles: int = Field(ge=0)
-    links: tuple[LinkPlan, ...] = Field(strict=False)
-    scratchpad_port_bytes: int = Field(default=64, ge=1)
-    random: bool = True
-    counters: bool = True
-
-    @classmethod
-    def of(cls, node: NodeSpec) -> CorePlan:
-        """The core of a node, with its clock and its memory."""
-        core = node.core
-        assert core.vector is not None, "a core that trains has a vector engine"
-        return cls(
-            rows=core.rows,
-            cols=core.cols,
-            num_engines=core.num_engines,
-            clk_hz=node.clk_hz,
-            vector_lanes=core.vector.lanes,
-            function_lanes=core.vector.function_lanes,
-            scratchpad_banks=core.scratchpad.banks,
-            scratchpad_bank_bytes=core.scratchpad.bank_bytes,
-            acc_depth=core.acc_depth,
-            bus_bytes=core.bus_bytes,
-            memory_bytes_per_cycle=node.memory_bytes_per_cycle,
-            memory_latency_cycles=node.memory_latency_cycles,
-            links=tuple(LinkPlan(**asdict(each)) for each in core.links),
-            scratchpad_port_bytes=core.scratchpad.port_bytes,
-            random=core.vector.random,
-            counters=core.counters,
-        )
-
-    @property
-    def scratchpad_bytes(self) -> int:
-        """Bytes of all banks together."""
-        return self.scratchpad_banks * self.scratchpad_bank_bytes
-
-
-class StagePlan(_Part):
-    """The work of one device.
+class NodePlan(_Part):
+    """The work of one node, which is a device of its own today.
 
     Attributes
     ----------
     device, board : str
         Name of the device in the cluster, and name of its board.
-    layers : tuple of str
-        Names of the layers, in the order in which they run.
-    core : CorePlan
+    spec : NodeSpec
+        The core, with the ends of its links to the nodes before and after it, its clock and its
+        memory.
     macs : int
         Multiply-accumulates of a forward pass over a micro-batch.
     forward_s, input_gradient_s, weight_gradient_s : float
@@ -154,7 +67,7 @@ class StagePlan(_Part):
     update_s : float
         Seconds of the weight update, once per mini-batch.
     sends_bytes, returns_bytes : int
-        Bytes of a micro-batch's activations sent to the next stage, and of their gradients, which
+        Bytes of a micro-batch's activations sent to the next node, and of their gradients, which
         come back.
     memory_bytes : int
         The most memory in use: weights, gradients, optimiser state and activations in flight.
@@ -162,8 +75,7 @@ class StagePlan(_Part):
 
     device: str = Field(min_length=1)
     board: str = Field(min_length=1)
-    layers: tuple[str, ...] = Field(min_length=1, strict=False)
-    core: CorePlan
+    spec: NodeSpec
     macs: int = Field(ge=0)
     forward_s: float = Field(ge=0)
     input_gradient_s: float = Field(ge=0)
@@ -172,6 +84,41 @@ class StagePlan(_Part):
     sends_bytes: int = Field(ge=0)
     returns_bytes: int = Field(ge=0)
     memory_bytes: int = Field(ge=0)
+
+    @property
+    def core(self) -> CoreSpec:
+        """The core."""
+        return self.spec.core
+
+
+class StagePlan(_Part):
+    """Layers, and the nodes that compute them.
+
+    Attributes
+    ----------
+    layers : tuple of str
+        Names of the layers, in the order in which they run.
+    nodes : tuple of NodePlan
+        Neighbours in the order in which data flow.
+    degrees : dict of str to dict of str to int
+        Parts into which the nodes cut layers, by the layers' axes, where they are above 1. Of a
+        layer that is not there, each node computes all.
+    """
+
+    layers: tuple[str, ...] = Field(min_length=1, strict=False)
+    nodes: tuple[NodePlan, ...] = Field(min_length=1, strict=False)
+    degrees: dict[str, dict[Axis, int]] = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _check(self) -> StagePlan:
+        if strange := sorted(set(self.degrees) - set(self.layers)):
+            raise ValueError(f"degrees of a layer that the stage has not: {strange[0]!r}")
+        return self
+
+    @property
+    def layer_degrees(self) -> dict[str, Degrees]:
+        """Degrees of each layer."""
+        return {name: Degrees(**self.degrees.get(name, {})) for name in self.layers}
 
 
 class Prediction(_Part):
@@ -205,23 +152,20 @@ class Plan(_Part):
     Attributes
     ----------
     format, version
-        Format and version of the file; other versions are refused.
+        Format and version of the file. Version 3 is read, too; others are refused.
     network : str
         The name under which the network was loaded.
     batch, num_microbatches : int
-        Samples in a mini-batch, and number of equal micro-batches that it is divided into.
+        Samples in a mini-batch, and number of equal micro-batches that it is divided into. If there
+        is one stage, whose nodes share the samples, each does some of the micro-batches.
     cluster : str
         The cluster's name.
     mode : str
         ``train``, or ``infer`` for forward passes only.
     schedule : str
         Kind of schedule, which determines the order of the tasks.
-    degrees : dict of str to dict of str to int, optional
-        In a layer-wise or a hybrid plan, the degrees of each layer that are above 1, by their axes.
     stages : tuple of StagePlan
-        Devices in the order in which data flow, each with a stage of a pipeline. If the plan is
-        data-parallel or layer-wise, each has all layers; if it is hybrid, neighbours with the same
-        layers compute a stage together.
+        Stages in the order in which data flow.
     predicted : Prediction
     optimal : bool
         Whether no other partition has a better objective, by the prices by which it was searched.
@@ -234,14 +178,13 @@ class Plan(_Part):
     """
 
     format: Literal["fpgapipe-plan"] = "fpgapipe-plan"
-    version: Literal[3] = 3
+    version: Literal[4] = 4
     network: str = Field(min_length=1)
     batch: int = Field(ge=1)
     num_microbatches: int = Field(ge=1)
     cluster: str
     mode: Literal["train", "infer"] = "train"
     schedule: str = Field(min_length=1)
-    degrees: dict[str, dict[Axis, int]] | None = None
     stages: tuple[StagePlan, ...] = Field(min_length=1, strict=False)
     predicted: Prediction
     optimal: bool
@@ -255,30 +198,14 @@ class Plan(_Part):
             raise ValueError(
                 f"a batch of {self.batch} cannot be cut into {self.num_microbatches} equal parts"
             )
-        names = [name for stage in self.stages for name in stage.layers]
-        if self.schedule == LAYERWISE and self.degrees is None:
-            raise ValueError(f"a {LAYERWISE} plan must have degrees of each layer")
-        if self.is_data_parallel and self.degrees is not None:
-            raise ValueError(f"a {DATA_PARALLEL} plan has no degrees")
-        if self.is_hybrid:
-            assert self.degrees is not None
-            names = [name for layers in self.stage_layers for name in layers]
-            if set(self.degrees) != set(names):
-                raise ValueError("a hybrid plan must have degrees of each layer")
-        if self.has_shards:
-            if any(stage.layers != self.stages[0].layers for stage in self.stages):
-                raise ValueError(f"every device of a {self.schedule} plan must have all layers")
-            if self.num_microbatches % self.sharers:
-                raise ValueError(
-                    f"{self.num_microbatches} micro-batches cannot be shared equally by "
-                    f"{self.sharers} devices"
-                )
-            names = list(self.stages[0].layers)
-            if self.degrees is not None and set(self.degrees) != set(names):
-                raise ValueError("a layer-wise plan must have degrees of each layer")
-        twice = {name for name in names if names.count(name) > 1} if len(names) < 2000 else set()
-        if twice:
-            raise ValueError(f"layers in two stages: {', '.join(sorted(twice)[:5])}")
+        if self.num_microbatches % self.sharers:
+            raise ValueError(
+                f"{self.num_microbatches} micro-batches cannot be shared equally by "
+                f"{self.sharers} devices"
+            )
+        names = Counter(name for stage in self.stages for name in stage.layers)
+        if twice := sorted(name for name, count in names.items() if count > 1):
+            raise ValueError(f"layers in two stages: {', '.join(twice[:5])}")
         return self
 
     @property
@@ -287,9 +214,51 @@ class Plan(_Part):
         return self.batch // self.num_microbatches
 
     @property
-    def is_data_parallel(self) -> bool:
-        """Whether each device has the whole network, and does some of the micro-batches."""
-        return self.schedule == DATA_PARALLEL
+    def nodes(self) -> tuple[NodePlan, ...]:
+        """The nodes of all stages."""
+        return tuple(node for stage in self.stages for node in stage.nodes)
+
+    @property
+    def node_layers(self) -> list[tuple[str, ...]]:
+        """Layers of the stage of each node."""
+        return [stage.layers for stage in self.stages for _ in stage.nodes]
+
+    @property
+    def lane_names(self) -> list[str]:
+        """Names of the lanes of the event simulation: of an only stage's nodes, or of stages."""
+        if len(self.stages) == 1:
+            return [node.device for node in self.nodes]
+        return [", ".join(node.device for node in stage.nodes) for stage in self.stages]
+
+    @property
+    def division(self) -> Stages:
+        """How the layers are divided among the nodes."""
+        degrees = {
+            name: each
+            for stage in self.stages
+            if len(stage.nodes) > 1
+            for name, each in stage.layer_degrees.items()
+        }
+        return Stages(
+            tuple(stage.layers for stage in self.stages),
+            tuple(len(stage.nodes) for stage in self.stages),
+            degrees,
+        )
+
+    @property
+    def sharers(self) -> int:
+        """Parts into which the nodes of the only stage divide the samples of a mini-batch."""
+        return self.division.sharers[0] if len(self.stages) == 1 else 1
+
+    @property
+    def rounds(self) -> int:
+        """Micro-batches that a node of the first stage does one after the other."""
+        return self.num_microbatches // self.sharers
+
+    @property
+    def order(self) -> Schedule:
+        """Schedule of the stages, each on a device; all nodes of a stage do its tasks."""
+        return make_schedule(self.schedule, len(self.stages), self.rounds)
 
     @property
     def clk_hz(self) -> float:
@@ -297,56 +266,33 @@ class Plan(_Part):
 
         Simulated devices run at one clock; boards whose cores have several wait for the slowest.
         """
-        return min(stage.core.clk_hz for stage in self.stages)
-
-    @property
-    def has_shards(self) -> bool:
-        """Whether each device has all layers, or parts of them."""
-        return self.schedule in (DATA_PARALLEL, LAYERWISE)
-
-    @property
-    def is_hybrid(self) -> bool:
-        """Whether the plan is a pipeline whose stages are groups of devices."""
-        return self.degrees is not None and not self.has_shards
+        return min(node.spec.clk_hz for node in self.nodes)
 
     @property
     def kind(self) -> str:
-        """Name under which plans are compared: the schedule's, or ``hybrid``."""
-        return HYBRID if self.is_hybrid else self.schedule
-
-    @property
-    def stage_sizes(self) -> tuple[int, ...]:
-        """Number of devices of each stage of a pipeline."""
-        return tuple(len(list(each)) for _, each in groupby(s.layers for s in self.stages))
-
-    @property
-    def stage_layers(self) -> list[tuple[str, ...]]:
-        """Layers of each stage of a pipeline."""
-        return [layers for layers, _ in groupby(stage.layers for stage in self.stages)]
-
-    @property
-    def stage_devices(self) -> list[str]:
-        """Names of the devices of each stage of a pipeline, in one text."""
-        ends = list(accumulate(self.stage_sizes, initial=0))
-        own = [self.stages[begin:end] for begin, end in pairwise(ends)]
-        return [", ".join(stage.device for stage in each) for each in own]
-
-    @property
-    def layer_degrees(self) -> dict[str, Degrees]:
-        """Degrees of each layer of a plan with shards, or of a hybrid one."""
-        if self.degrees is None:
-            return dict.fromkeys(self.stages[0].layers, Degrees(sample=len(self.stages)))
-        return {name: Degrees(**each) for name, each in self.degrees.items()}
-
-    @property
-    def sharers(self) -> int:
-        """Devices that share the samples of a mini-batch, of a plan with shards."""
-        return sharers_of(self.layer_degrees)
+        """Name under which plans are compared: the schedule's, or that of the strategy."""
+        division = self.division
+        if max(division.sizes) == 1:
+            return self.schedule
+        if len(self.stages) > 1:
+            return HYBRID
+        size = division.sizes[0]
+        shared = all(each == Degrees(sample=size) for each in division.degrees.values())
+        return DATA_PARALLEL if shared else LAYERWISE
 
     @property
     def trains(self) -> bool:
         """Whether the plan has backward passes and updates."""
         return self.mode == "train"
+
+    def with_nodes(self, nodes: Sequence[NodePlan]) -> Plan:
+        """The plan with other nodes in the same stages."""
+        rest = iter(nodes)
+        stages = [
+            stage.model_copy(update={"nodes": tuple(islice(rest, len(stage.nodes)))})
+            for stage in self.stages
+        ]
+        return self.model_copy(update={"stages": tuple(stages)})
 
     def to_json(self) -> str:
         """The plan as text that `read` can read back; equal plans give equal text."""
@@ -363,6 +309,6 @@ class Plan(_Part):
         """
         data = read_bytes(path, MAX_BYTES)
         try:
-            return cls.model_validate_json(data)
+            return cls.model_validate_json(of_this_version(data))
         except ValidationError as error:
             raise FileError(path, faults_of(error)) from None

@@ -27,7 +27,8 @@ from fpgapipe.host.runtime.numeric_check import NumericCheck
 from fpgapipe.hw.hls_models.numerics.element_format import BF16, FP32
 from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec, ScratchpadSpec, VectorSpec
 from fpgapipe.hw.hls_models.spec.link import LinkEngineSpec
-from fpgapipe.lowering.program.pipeline import PipelineProgram, build_pipeline
+from fpgapipe.lowering.lower import build_pipeline
+from fpgapipe.lowering.program.pipeline import PipelineProgram
 from fpgapipe.lowering.units.coverage import coverage_of
 from fpgapipe.lowering.units.step_options import StepOptions, scalar_bits
 from fpgapipe.network.frontends.torch.torch_program import from_torch

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
 from functools import partial
@@ -17,10 +17,11 @@ from fpgapipe.host.backends.simulator import SimulatorBackend
 from fpgapipe.hw.hls_models.cycles.cluster_cycles import predict_cluster
 from fpgapipe.hw.hls_models.cycles.core_cycles import MemorySpec
 from fpgapipe.hw.hls_models.isa.instructions import semaphores_of_core
-from fpgapipe.lowering.program.pipeline import PipelineProgram, build_pipeline
-from fpgapipe.lowering.shards.degrees import Degrees
-from fpgapipe.lowering.shards.hybrid import build_hybrid
-from fpgapipe.lowering.shards.sharded import build_sharded
+from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec
+from fpgapipe.lowering.lower import build_pipeline
+from fpgapipe.lowering.program.pipeline import PipelineProgram
+from fpgapipe.lowering.shards.degrees import Degrees, sharers_of
+from fpgapipe.lowering.shards.stages import Stages
 from fpgapipe.lowering.units.network_units import layers_together
 from fpgapipe.lowering.units.step_options import StepOptions
 from fpgapipe.partition.schedule.schedule_kinds import make_schedule
@@ -119,13 +120,25 @@ def check_pipeline(subject: Subject) -> None:
         )
 
 
+def in_one_stage(
+    subject: Subject, cores: Sequence[CoreSpec], degrees: Mapping[str, Degrees], count: int
+) -> PipelineProgram:
+    """Programs of a step of `count` micro-batches on devices that have parts of all layers."""
+    graph, sharers = subject.imported, sharers_of(degrees)
+    if count % sharers:
+        raise UserError(f"{count} micro-batches cannot be shared equally by {sharers} devices")
+    stages = Stages.of([list(graph.layers)], [len(cores)], degrees)
+    schedule = make_schedule("1f1b-as", 1, count // sharers)
+    return build_pipeline(graph, cores, stages, schedule, options=plain(subject))
+
+
 def check_data(subject: Subject) -> None:
     """Devices that share the samples, with a micro-batch each."""
     num_devices = subject.draw.randint(2, 3)
     options = plain(subject)
     degrees = dict.fromkeys(subject.imported.layers, Degrees(sample=num_devices))
     cores = [subject.core] * num_devices
-    pipeline = build_sharded(subject.imported, cores, degrees, num_devices, options=options)
+    pipeline = in_one_stage(subject, cores, degrees, num_devices)
     what = f"samples shared by {num_devices} devices"
     if shares_weights(subject):
         close(subject, what, pipeline, num_devices, ".running_")
@@ -182,12 +195,11 @@ def check_shards(subject: Subject) -> None:
     """Layers cut by channels, input channels, rows or samples, on all devices."""
     draw = subject.draw
     size, count = draw.randint(2, 3), draw.randint(1, 2)
-    options = plain(subject)
     cores = [subject.core] * size
     letters, pipeline = drawn_degrees(
         subject,
         dict.fromkeys(subject.imported.layers, size),
-        lambda degrees: build_sharded(subject.imported, cores, degrees, count, options=options),
+        lambda degrees: in_one_stage(subject, cores, degrees, count),
     )
     close(subject, f"layers cut by {size} as {letters}:", pipeline, count)
 
@@ -204,8 +216,8 @@ def check_hybrid(subject: Subject) -> None:
     letters, pipeline = drawn_degrees(
         subject,
         {name: size for names, size in zip(layers, sizes, strict=True) for name in names},
-        lambda degrees: build_hybrid(
-            subject.imported, cores, layers, sizes, degrees, schedule, options=options
+        lambda degrees: build_pipeline(
+            subject.imported, cores, Stages.of(layers, sizes, degrees), schedule, options=options
         ),
     )
     close(subject, f"stages of {sizes} devices as {letters} under {kind}:", pipeline, count)

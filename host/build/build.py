@@ -121,8 +121,7 @@ class Build:
     @functools.cached_property
     def _devices(self) -> list[tuple[DeviceProgram, dict[str, NDArray[np.float32]]]]:
         return [
-            read_device(self.folder / DEVICES / str(stage))
-            for stage in range(len(self.plan.stages))
+            read_device(self.folder / DEVICES / str(index)) for index in range(len(self.plan.nodes))
         ]
 
     @functools.cached_property
@@ -160,12 +159,12 @@ class Build:
         ``bram36``, ``uram`` and ``dsp``.
         """
         found = []
-        for stage, core in zip(self.plan.stages, self.cores, strict=True):
+        for node, core in zip(self.plan.nodes, self.cores, strict=True):
             value = read_json(
                 self.folder / HARDWARE / f"{core_name(core)}.json", MAX_BYTES[".json"]
             )
-            head = {"core": value["core"], "board": stage.board, "basis": value["basis"]}
-            found.append(head | value["boards"][stage.board])
+            head = {"core": value["core"], "board": node.board, "basis": value["basis"]}
+            found.append(head | value["boards"][node.board])
         return found
 
     @functools.cached_property
@@ -279,7 +278,7 @@ def write_build(
 
     check_folder(folder)
     cores = list(dict.fromkeys(core_specs(plan)))
-    is_large = sum(stage.macs for stage in plan.stages) >= LARGE_MACS
+    is_large = sum(node.macs for node in plan.nodes) >= LARGE_MACS
     with contextlib.ExitStack() as stack:
         verilog = begun.take(cores) if begun else None
         if hardware and not verilog:

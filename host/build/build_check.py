@@ -109,19 +109,19 @@ def _faults(design: Design, files: Files) -> list[str]:
     if graph.batch != plan.microbatch:
         return [f"its network is for {graph.batch} samples, its plan for {plan.microbatch}"]
     faults = []
-    programs = [files[f"{DEVICES}/{index}/{PROGRAM}"][0] for index in range(len(plan.stages))]
+    programs = [files[f"{DEVICES}/{index}/{PROGRAM}"][0] for index in range(len(plan.nodes))]
     moved = 0
-    for index, stage in enumerate(plan.stages):
-        rate, latency = stage.core.memory_bytes_per_cycle, stage.core.memory_latency_cycles
+    for index, node in enumerate(plan.nodes):
+        rate, latency = node.spec.memory_bytes_per_cycle, node.spec.memory_latency_cycles
         if not rate >= MIN_BYTES_PER_CYCLE or latency > MAX_LATENCY_CYCLES:
-            faults.append(f"the memory of stage {index} is slower than any board's")
+            faults.append(f"the memory of device {index} is slower than any board's")
     for index, (core, size) in enumerate(zip(design.cores, programs, strict=True)):
         if core.scratchpad.size_bytes > MAX_SCRATCHPAD_BYTES:
-            faults.append(f"the scratchpad of stage {index} is larger than any device's")
+            faults.append(f"the scratchpad of device {index} is larger than any device's")
         # A micro-batch takes at least one instruction, and an instruction moves at most as many
         # bytes as the scratchpad has.
-        if size < plan.num_microbatches * WORD_BYTES:
-            faults.append(f"the program of stage {index} is too short for its micro-batches")
+        if size < plan.rounds * WORD_BYTES:
+            faults.append(f"the program of device {index} is too short for its micro-batches")
         moved += size // WORD_BYTES * core.scratchpad.size_bytes
     parameters = sum(
         4 * math.prod(parameter.spec.shape)
@@ -132,7 +132,7 @@ def _faults(design: Design, files: Files) -> list[str]:
         4 * math.prod(tensor.shape)
         for tensor in (*graph.inputs.values(), *(each.output for each in graph.layers.values()))
     )
-    images = sum(files[f"{DEVICES}/{index}/{IMAGE}"][0] for index in range(len(plan.stages)))
+    images = sum(files[f"{DEVICES}/{index}/{IMAGE}"][0] for index in range(len(plan.nodes)))
     if not images // 4 - SLACK_BYTES <= parameters <= 4 * images + SLACK_BYTES:
         faults.append("its images are not of the size of the network's parameters")
     if values * plan.num_microbatches > 8 * moved:

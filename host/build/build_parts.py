@@ -177,8 +177,8 @@ def needed(plan: Plan, *, hardware: bool) -> set[str]:
         {PLAN, NETWORK, CLUSTER, README}
         | {f"{core}.{end}" for core in cores for end in ends}
         | {
-            f"{DEVICES}/{stage}/{name}"
-            for stage in range(len(plan.stages))
+            f"{DEVICES}/{index}/{name}"
+            for index in range(len(plan.nodes))
             for name in (DEVICE, PROGRAM, IMAGE)
         }
     )
@@ -196,8 +196,8 @@ def initial_values(graph: Graph, seed: int) -> dict[str, NDArray[np.float32]]:
 def _readme(plan: Plan, cores: list[CoreSpec]) -> str:
     used: dict[str, list[str]] = {}
     for index, core in enumerate(cores):
-        used.setdefault(core_name(core), []).append(f"stage {index} on {plan.stages[index].device}")
-    count = len(plan.stages)
+        used.setdefault(core_name(core), []).append(f"device {index}, {plan.nodes[index].device}")
+    count = len(plan.nodes)
     return _README.format(
         version=__version__,
         network=plan.network,
@@ -207,6 +207,6 @@ def _readme(plan: Plan, cores: list[CoreSpec]) -> str:
         batch=plan.batch,
         count=plan.num_microbatches,
         microbatch=plan.microbatch,
-        schedule=plan.schedule,
+        schedule=plan.kind,
         cores="\n".join(f"* `{HARDWARE}/{name}.v`: {', '.join(of)}" for name, of in used.items()),
     )

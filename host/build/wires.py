@@ -14,12 +14,12 @@ if TYPE_CHECKING:
 
 
 def wire_specs(plan: Plan, cluster: ClusterSpec) -> list[WireSpec]:
-    """Cable from each stage but the last to the next, for simulation."""
+    """Cable from each device but the last to the next, for simulation."""
     return [
         WireSpec(
-            stage.core.links[-1].phy_bytes,
+            node.core.links[-1].phy_bytes,
             Fraction(wire.bytes_per_cycle).limit_denominator(MAX_RATE_DENOMINATOR),
             wire.latency_cycles,
         )
-        for stage, wire in zip(plan.stages, wire_timings(plan, cluster), strict=False)
+        for node, wire in zip(plan.nodes, wire_timings(plan, cluster), strict=False)
     ]

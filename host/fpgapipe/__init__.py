@@ -65,7 +65,8 @@ if TYPE_CHECKING:  # type checkers learn here what each name is
     from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec, ScratchpadSpec, VectorSpec
     from fpgapipe.hw.hls_models.spec.device import ClusterSpec, DeviceSpec
     from fpgapipe.hw.hls_models.spec.link import LinkEngineSpec
-    from fpgapipe.lowering.program.pipeline import PipelineProgram, build_pipeline
+    from fpgapipe.lowering.lower import build_pipeline
+    from fpgapipe.lowering.program.pipeline import PipelineProgram
     from fpgapipe.lowering.schedule.schedule import Schedule
     from fpgapipe.lowering.units.step_options import StepOptions, scalar_bits
     from fpgapipe.network.graph import Graph, GraphBuilder

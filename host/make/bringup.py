@@ -82,7 +82,7 @@ def bringup(
     build = open_build(folder)
     parts = build.pipeline.parts
     ways = opening(build.plan) if opening else without_boards(build, backend)
-    names = [stage.device for stage in build.plan.stages]
+    names = [node.device for node in build.plan.nodes]
     drivers = [
         CoreDriver(name, part.core, way) for name, part, way in zip(names, parts, ways, strict=True)
     ]
@@ -104,8 +104,8 @@ def link_clocks(build: Build, ways: Sequence[Transport]) -> dict[End, LinkClock]
     simulated = [getattr(way, "kind", way.name) in SIMULATED for way in ways]
     read = None if all(simulated) else read_clocks(build.folder / PACKAGE, num_links)
     found = {}
-    for number, stage in enumerate(build.plan.stages):
-        core_hz = stage.core.clk_hz
+    for number, node in enumerate(build.plan.nodes):
+        core_hz = node.spec.clk_hz
         for link in range(num_links[number]):
             packaged_hz = read[number][link] if read else None
             phy_hz = core_hz if simulated[number] else packaged_hz

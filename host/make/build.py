@@ -135,9 +135,9 @@ class Built(Result):
     def hint(self) -> str | None:
         """Says so if a single device is predicted to be faster; both are priced on the machine."""
         plan, request = self.build.plan, self.request
-        if len(plan.stages) == 1 or plan.predicted.level != "machine":
+        if len(plan.nodes) == 1 or plan.predicted.level != "machine":
             return None
-        first = plan.stages[0]
+        first = plan.nodes[0]
         place = request.cluster.device_names.index(first.device)
         cluster = dataclasses.replace(
             request.cluster,
@@ -150,7 +150,7 @@ class Built(Result):
             cluster=cluster,
             num_microbatches=plan.num_microbatches,
             array=(first.core.rows, first.core.cols),
-            scratchpad_bytes=first.core.scratchpad_bytes,
+            scratchpad_bytes=first.core.scratchpad.size_bytes,
         )
         try:
             priced = explore_remembered(alone, partial(explore, alone), "explore")
@@ -161,7 +161,7 @@ class Built(Result):
             return None
         return (
             f"hint: one {first.board} with this core is predicted to be "
-            f"{seconds / priced.best.steady_s:.2f} times as fast as these {len(plan.stages)} "
+            f"{seconds / priced.best.steady_s:.2f} times as fast as these {len(plan.nodes)} "
             "devices"
         )
 
@@ -360,7 +360,7 @@ class _Making:
                 if not self.hardware:
                     return
                 likely = self.planned(best)
-                is_large = sum(stage.macs for stage in likely.stages) >= LARGE_MACS
+                is_large = sum(node.macs for node in likely.nodes) >= LARGE_MACS
                 with contextlib.suppress(UserError):  # another plan may have cores that can be made
                     begun.begin(list(dict.fromkeys(core_specs(likely))), is_large=is_large)
 

@@ -95,8 +95,8 @@ class Planned(Result):
         return picture(
             kind,
             self.timeline,
-            f"{plan.network} on {plan.cluster}, {plan.schedule}",
-            names=plan.stage_devices if plan.is_hybrid else [each.device for each in plan.stages],
+            f"{plan.network} on {plan.cluster}, {plan.kind}",
+            names=plan.lane_names,
             transfer_bytes=sent,
         )
 
@@ -127,8 +127,8 @@ class Planned(Result):
                 "num_microbatches": count,
                 "cycles": accounts[0].cycles,
                 "devices": [
-                    {"device": stage.device, **account.to_dict()}
-                    for stage, account in zip(self.plan.stages, accounts, strict=True)
+                    {"device": node.device, **account.to_dict()}
+                    for node, account in zip(self.plan.nodes, accounts, strict=True)
                 ],
             }
         return value

@@ -24,45 +24,48 @@ def plan_parts(plan: Plan, cluster: ClusterSpec) -> Iterator[Table | str]:
     """A plan as a table, and what is predicted."""
     room = dict(zip(cluster.device_names, cluster.devices, strict=True))
     rows = []
-    for i, stage in enumerate(plan.stages):
-        memory = room[stage.device].memory_bytes
+    places = [(i, each) for i, stage in enumerate(plan.stages) for each in stage.nodes]
+    for i, node in places:
+        layers = plan.stages[i].layers
+        memory = room[node.device].memory_bytes
         rows.append(
             (
                 i,
-                stage.device,
-                f"{stage.core.rows}x{stage.core.cols}",
-                len(stage.layers),
-                stage.layers[0],
-                stage.layers[-1],
-                count(stage.macs),
-                scaled(stage.forward_s, "s"),
-                scaled(stage.input_gradient_s, "s"),
-                scaled(stage.weight_gradient_s, "s"),
-                f"{scaled(stage.memory_bytes, 'B', 1024)} of {scaled(memory, 'B', 1024)}",
-                scaled(stage.sends_bytes, "B"),
+                node.device,
+                f"{node.core.rows}x{node.core.cols}",
+                len(layers),
+                layers[0],
+                layers[-1],
+                count(node.macs),
+                scaled(node.forward_s, "s"),
+                scaled(node.input_gradient_s, "s"),
+                scaled(node.weight_gradient_s, "s"),
+                f"{scaled(node.memory_bytes, 'B', 1024)} of {scaled(memory, 'B', 1024)}",
+                scaled(node.sends_bytes, "B"),
             )
         )
     columns = ">stage|device|array|>layers|from|to|>MACs|>F|>dX|>dW|>memory|>sends"
     title = (
         f"{plan.network}, batch {plan.batch} in {plan.num_microbatches} micro-batches of "
-        f"{plan.microbatch}, {plan.schedule} over {plan.cluster}"
+        f"{plan.microbatch}, {plan.kind} over {plan.cluster}"
     )
     yield Table(columns, rows, title)
     told = plan.predicted
     speed = f"{scaled(told.minibatch_s, 's')} a mini-batch, {told.samples_per_s:,.1f} samples/s"
     word = "predicted" if told.level == "machine" else "estimated"
     yield f"{word}: {speed}, bubble {told.bubble_rate:.1%}"
-    if plan.degrees is not None:
+    if any(stage.degrees for stage in plan.stages):
         yield ""
         yield degrees_table(plan)
-    if not plan.has_shards and not plan.is_hybrid:
+    if len(plan.nodes) == len(plan.stages):
         yield f"cut: {'optimal' if plan.optimal else 'not proved optimal'} ({plan.reason})"
 
 
 def degrees_table(plan: Plan) -> Table:
     """The degrees of a plan, layers of equal degrees that follow together."""
     rows = []
-    for degrees, each in groupby(plan.layer_degrees.items(), key=lambda item: item[1]):
+    found = [item for stage in plan.stages for item in stage.layer_degrees.items()]
+    for degrees, each in groupby(found, key=lambda item: item[1]):
         names = [name for name, _ in each]
         whole = degrees.num_devices == 1
         rows.append((names[0], names[-1], len(names), "whole" if whole else str(degrees)))
@@ -79,13 +82,13 @@ def explained_parts(plan: Plan, num: int, found: Sequence[CycleAccount]) -> Iter
     num : int
         Micro-batches of the step.
     found : sequence of CycleAccount
-        Account of each stage's device.
+        Account of each node.
     """
     step = f"a step of {num} micro-batches, {found[0].cycles:,.0f} cycles"
-    for stage, account in zip(plan.stages, found, strict=True):
+    for node, account in zip(plan.nodes, found, strict=True):
         for engine in range(account.program.core.num_engines):
             spent = account.spent(engine)
-            array = f"array {engine} of {stage.device}" if engine else f"array of {stage.device}"
+            array = f"array {engine} of {node.device}" if engine else f"array of {node.device}"
             yield ""
             yield Table(
                 "the array|>cycles|>share",

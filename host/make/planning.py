@@ -189,11 +189,10 @@ def why_not_built(plan: Plan, graph: Graph, cluster: ClusterSpec) -> dict[str, A
     except UserError as error:
         reasons.append(str(error))
     try:
-        if not plan.has_shards:
-            check_schedule_kind(plan.schedule)
+        check_schedule_kind(plan.schedule)
     except UserError as error:
         reasons.append(str(error))
-    places = [cluster.device_names.index(stage.device) for stage in plan.stages]
+    places = [cluster.device_names.index(node.device) for node in plan.nodes]
     if not any(places == list(each.devices[: len(places)]) for each in device_chains(cluster)):
         reasons.append(
             "it takes devices in the order in which the cluster lists them, or in the reverse order"

@@ -340,7 +340,7 @@ def run(
             save_within_s=save_within,
             waves=None
             if waves is None
-            else _waves(Path(waves), waves_device, waves_cycles, backend, len(build.plan.stages)),
+            else _waves(Path(waves), waves_device, waves_cycles, backend, len(build.plan.nodes)),
             validates=validates,
             threads=threads,
             simulation=Simulation(simulate) if simulate else None,

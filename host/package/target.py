@@ -87,7 +87,7 @@ class Target:
     Attributes
     ----------
     index : int
-        Index of the stage.
+        Number of the device in the chain.
     device : str
     board : Board
     core : CoreSpec
@@ -228,13 +228,13 @@ def targets(build: Build, cluster: Cluster) -> list[Target]:
     boards = dict(zip(cluster.device_names, cluster.boards, strict=True))
     places = devices_of(build.plan, build.cluster)
     found = []
-    for index, stage in enumerate(build.plan.stages):
-        board = boards[stage.device]
+    for index, node in enumerate(build.plan.nodes):
+        board = boards[node.device]
         core = build.cores[index]
         neighbours = [each for each in (index - 1, index + 1) if 0 <= each < len(places)]
         if len(core.links) != len(neighbours):
             raise UserError(
-                f"{stage.device} cannot be packaged: its core has {len(core.links)} links and it "
+                f"{node.device} cannot be packaged: its core has {len(core.links)} links and it "
                 f"has {len(neighbours)} neighbours in the chain"
             )
         links: list[LinkEnd] = []
@@ -256,10 +256,10 @@ def targets(build: Build, cluster: Cluster) -> list[Target]:
         ]
         target = Target(
             index,
-            stage.device,
+            node.device,
             board,
             core,
-            stage.core.clk_hz,
+            node.spec.clk_hz,
             sum(build.memory_use[index].values()),
             tuple(links),
             dies[0] if dies else None,
@@ -273,12 +273,12 @@ def targets(build: Build, cluster: Cluster) -> list[Target]:
 def _pin_end(
     build: Build, board: Board, index: int, number: int, link: LinkSpec, port: str
 ) -> PinEnd:
-    stage = build.plan.stages[index]
-    found = _pin_port(stage.device, board, port, link.protocol)
-    phy_bytes, clk_hz = build.cores[index].links[number].phy_bytes, stage.core.clk_hz
+    node = build.plan.nodes[index]
+    found = _pin_port(node.device, board, port, link.protocol)
+    phy_bytes, clk_hz = build.cores[index].links[number].phy_bytes, node.spec.clk_hz
     if phy_bytes > TRAILER_BYTES or clk_hz * BYTES_PER_CYCLE < link.payload_bytes_per_s * 0.999:
         raise UserError(
-            f"{stage.device} cannot be packaged: its pins carry "
+            f"{node.device} cannot be packaged: its pins carry "
             f"{clk_hz * BYTES_PER_CYCLE / 1e6:g} MB/s at {clk_hz / 1e6:g} MHz, from links of at "
             f"most {TRAILER_BYTES} bytes, and the plan has {link.payload_bytes_per_s / 1e6:g} MB/s "
             f"and {phy_bytes} bytes; lower the line rate of port {port} in the board's file"
@@ -289,9 +289,9 @@ def _pin_end(
 def _link_end(
     build: Build, board: Board, index: int, number: int, link: LinkSpec, port: str
 ) -> LinkEnd:
-    device = build.plan.stages[index].device
+    device = build.plan.nodes[index].device
     transceiver = _transceiver(device, board, port, link.protocol)
-    clk_hz = build.plan.stages[index].core.clk_hz
+    clk_hz = build.plan.nodes[index].spec.clk_hz
     phy_bytes = build.cores[index].links[number].phy_bytes
     vitis = board.packaging and board.packaging.vitis
     initial_hz = vitis.init_clock_hz if vitis else INIT_CLOCK_HZ

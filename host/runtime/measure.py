@@ -487,7 +487,7 @@ def measure_build(
     UserError
         If each device has all layers, or devices have parts of layers.
     """
-    if build.plan.has_shards or build.plan.is_hybrid:
+    if len(build.plan.nodes) > len(build.plan.stages):
         raise UserError(
             f"a {build.plan.kind} build has no measured tasks; 'fpgapipe run' gives the "
             "cycles of its mini-batches"

@@ -24,8 +24,8 @@ import numpy as np
 from fpgapipe.answers import remembered
 from fpgapipe.errors import FileError, UserError
 from fpgapipe.files import read_json
+from fpgapipe.lowering.lower import build_pipeline
 from fpgapipe.lowering.program.array_rows import array_rows
-from fpgapipe.lowering.program.pipeline import build_pipeline
 from fpgapipe.lowering.units.network_units import units_of
 from fpgapipe.lowering.units.step_options import StepOptions, scalar_bits
 from fpgapipe.network import graph_json
@@ -171,10 +171,10 @@ def verify_programs(
         return Verification(skipped="that needs torch (pip install 'fpgapipe[torch]')")
     cores = {
         name: core
-        for stage, core in zip(plan.stages, core_specs(plan), strict=True)
-        for name in stage.layers
+        for layers, core in zip(plan.node_layers, core_specs(plan), strict=True)
+        for name in layers
     }
-    degrees = plan.layer_degrees if plan.degrees is not None else {}
+    degrees = plan.division.degrees
     cut = {name for name, parts in degrees.items() if parts.num_devices != parts.sample}
     whole = [unit for unit in units_of(graph) if unit.name not in cut]
     found = verify_units(graph, whole, cores, options, limits=limits, clock=clock)

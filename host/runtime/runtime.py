@@ -27,14 +27,12 @@ from fpgapipe.host.runtime.run_folder import LOG, drop_oldest, keep_earlier
 from fpgapipe.host.runtime.run_log import RunLog, simulated
 from fpgapipe.host.runtime.training import CHECKPOINT_EVERY, Trainer, Watcher
 from fpgapipe.host.terminal.interrupts import Interrupts
+from fpgapipe.lowering.lower import network_of_device
 from fpgapipe.lowering.program.array_rows import array_rows
 from fpgapipe.lowering.schedule.weight_versions import LateWeights
-from fpgapipe.lowering.shards.hybrid import shares_of_stages
-from fpgapipe.lowering.shards.local_network import local_network
 from fpgapipe.lowering.units.step_options import scalar_bits
 from fpgapipe.network.losses import labels_of
 from fpgapipe.network.operators import Conv, Linear, Pass
-from fpgapipe.partition.schedule.schedule_kinds import make_schedule
 from fpgapipe.stopwatch import phase
 
 if TYPE_CHECKING:
@@ -282,18 +280,16 @@ def open_backend(
 
     assert options.transports is not None, "boards have addresses"
     ways = options.transports(build.plan)
-    names = [stage.device for stage in build.plan.stages]
+    names = [node.device for node in build.plan.nodes]
     return DeviceBackend(build.pipeline, parameters, ways, names, name=name)
 
 
 def product_parts(plan: Plan, graph: Graph) -> dict[str, tuple[int, tuple[int, ...]]]:
     """Axis and sizes of the parts of the weights that are cut over devices, by layers' names."""
-    if plan.degrees is None:
-        return {}
-    if plan.is_hybrid:
-        shares = shares_of_stages(graph, plan.stage_layers, plan.stage_sizes, plan.layer_degrees)
-    else:
-        shares = [local_network(graph, plan.layer_degrees, 0, len(plan.stages))[1]]
+    division = plan.division
+    shares = [
+        network_of_device(division, graph, stage, 0).share for stage in range(len(division.sizes))
+    ]
     return {
         layer.name: (share.axes.get(parameter.name, 0), share.parts[parameter.name])
         for share in shares
@@ -307,10 +303,8 @@ def product_parts(plan: Plan, graph: Graph) -> dict[str, tuple[int, tuple[int, .
 
 def late_weights(plan: Plan) -> LateWeights | None:
     """Updates before the passes of a plan, if it updates the weights after each micro-batch."""
-    if plan.has_shards or plan.is_hybrid or not plan.trains:
-        return None
-    schedule = make_schedule(plan.schedule, len(plan.stages), plan.num_microbatches)
-    if schedule.synchronous:
+    schedule = plan.order
+    if schedule.synchronous or not plan.trains:
         return None
     return LateWeights.of(schedule, [stage.layers for stage in plan.stages])
 
@@ -401,8 +395,8 @@ def run_build(
         mode=plan.mode,
         backend=options.backend,
         check=options.check,
-        devices=len(plan.stages),
-        schedule=plan.schedule,
+        devices=len(plan.nodes),
+        schedule=plan.kind,
         batch=plan.batch,
         clk_hz=plan.clk_hz,
         macs=plan.num_microbatches * macs_of(build.graph, train=plan.trains),

@@ -143,19 +143,19 @@ def open_transports(kind: str, plan: Plan, cluster: Cluster, file: Path) -> list
     UserError
         If devices or addresses are missing, or a device has another board than the plan.
     """
-    wanted = [stage.device for stage in plan.stages]
+    wanted = [node.device for node in plan.nodes]
     known = {name: index for index, name in enumerate(cluster.device_names)}
     places = [known[name] for name in wanted] if set(wanted) <= set(known) else range(len(known))
     if len(places) < len(wanted):
         raise UserError(f"{file} has {len(known)} devices, and the build needs {len(wanted)}")
     ways: list[Transport] = []
     try:
-        for stage, place in zip(plan.stages, places, strict=False):
+        for node, place in zip(plan.nodes, places, strict=False):
             name, board = cluster.device_names[place], cluster.boards[place]
-            if board.name != stage.board:
+            if board.name != node.board:
                 raise UserError(
-                    f"{file}: {name} is a {board.name}, and the build's stage {len(ways)} is for a "
-                    f"{stage.board}"
+                    f"{file}: {name} is a {board.name}, and device {len(ways)} of the build is for "
+                    f"a {node.board}"
                 )
             address = cluster.addresses[place] if cluster.addresses else None
             if address is None:

@@ -107,7 +107,7 @@ class StepBuilder(StepTensors):
         super().__init__(
             graph, options, units_of(graph), slots, num_microbatches or len(slots), part, share
         )
-        units = {unit.name for unit in self._part.stage.units}
+        units = {unit.name for unit in self.part.stage.units}
         self._outputs = tuple(name for name in graph.outputs if name in units)
         check_network(graph, train=options.train, loss=options.loss, outputs=self._outputs)
         self._losses = loss_tensors(graph, options.loss, self._outputs) if options.train else ()
@@ -215,7 +215,7 @@ class StepBuilder(StepTensors):
     def _forward(self, index: int) -> MicroBatch:
         """Add the forward pass of a micro-batch."""
         batch = MicroBatch(self, index, self._slots[index], len(self._batches))
-        used = {name for unit in self._part.stage.units for name in unit.inputs}
+        used = {name for unit in self.part.stage.units for name in unit.inputs}
         for name, tensor in self.graph.inputs.items():
             if name not in used:
                 continue
@@ -224,7 +224,7 @@ class StepBuilder(StepTensors):
             element = FP32 if exact else self.options.activations
             lies = self.declare(Tensor(self.of_microbatch(name, index), shape, element))
             batch.values[name] = Value(lies, self.layouts.values[name])
-        part = self._part
+        part = self.part
         for boundary in part.stage.before:
             value = part.values[boundary.value]
             batch.layer = boundary.value
@@ -253,7 +253,7 @@ class StepBuilder(StepTensors):
     def _copied(self, lowered: list[LoweredKernel]) -> list[LoweredKernel]:
         """A task's kernels after its copies; later devices make all before their first input."""
         copies, self._copies = self._copies, []
-        if self._part.stage.index == 0 or len(self._lanes) > 1:
+        if self.part.stage.index == 0 or len(self._lanes) > 1:
             return copies + lowered
         self.lowered[:0], self._task_of[:0] = copies, [0] * len(copies)
         return lowered
@@ -261,7 +261,7 @@ class StepBuilder(StepTensors):
     def _backward(self, batch: MicroBatch) -> list[LoweredKernel]:
         """Lower the backward pass of a micro-batch and return its kernels."""
         carrying = self.graph.input_gradients
-        part = self._part
+        part = self.part
         for boundary in part.stage.after:
             if boundary.has_gradient:
                 name = part.name(boundary)
@@ -311,12 +311,12 @@ class StepBuilder(StepTensors):
 
     def _clip(self, *, learns: bool) -> Tensor | None:
         """Add what computes the factor of all gradients; None if nothing is learned anywhere."""
-        stage, share = self._part.stage, self._share
+        stage, share = self.part.stage, self._share
         has_all = stage.num_stages == 1 and not share.has_parts
         member = Member(0, 1) if has_all else self._member
         if not learns and has_all:
             return None
-        elsewhere = {tie.parameter for tie in self._part.ties if tie.stages[0] != stage.index}
+        elsewhere = {tie.parameter for tie in self.part.ties if tie.stages[0] != stage.index}
         if not has_all:
             elsewhere |= {name for name in self.stored if not share.counts(name)}
             self._keep_order()
@@ -327,7 +327,7 @@ class StepBuilder(StepTensors):
 
     def _sum_tied(self) -> None:
         """Add up the gradients of weights that several stages have."""
-        for tie in self._part.ties:
+        for tie in self.part.ties:
             self._keep_order()
             kernels, received = tied_sums(tie, self._member, self.region, self.view)
             self._parts |= {self.declare(each).name for each in received}
@@ -356,7 +356,7 @@ class StepBuilder(StepTensors):
     @property
     def _member(self) -> Member:
         """The device's place among all devices."""
-        part, own = self._part, self._share.member
+        part, own = self.part, self._share.member
         if part.num_devices == 1:
             return own
         return Member(part.device + own.index, part.num_devices, part.before, part.after)
@@ -453,7 +453,7 @@ class StepBuilder(StepTensors):
             stored=dict(self.stored),
             shared=layout.shared,
             account=layout.account(demand, size),
-            index=self._part.device + self._share.member.index,
+            index=self.part.device + self._share.member.index,
             core=self.core,
             instructions=assembled.instructions,
             kernel_of=assembled.kernel_of,
@@ -465,7 +465,7 @@ class StepBuilder(StepTensors):
             constants=self._fixed,
             graph=self.graph,
             options=self.options,
-            stage=self._part.stage,
+            stage=self.part.stage,
             values=dict(self._batches[first].values),
             operands=dict(self._batches[first].operands),
             gradients=dict(self._batches[first].gradients),

@@ -75,7 +75,7 @@ class StepTensors:
         self.stored: dict[str, Stored] = {}
         self._slots = slots
         self._num_slots = max(slots.values()) + 1
-        self._part = part or Part(Stage(0, 1, tuple(units)))
+        self.part = part or Part(Stage(0, 1, tuple(units)))
         self._share = share or Share()
         self._fixed: dict[str, NDArray[np.float32]] = {}  # contents of constants
         self._written: set[str] = set()  # parameters that already have a gradient
@@ -104,7 +104,7 @@ class StepTensors:
 
     def keeps_gradient(self, parameter: Tensor) -> bool:
         """See `Builder`."""
-        tied = any(tie.parameter == parameter.name for tie in self._part.ties)
+        tied = any(tie.parameter == parameter.name for tie in self.part.ties)
         return self.options.clips or tied or self._share.is_summed(parameter.name)
 
     def view(self, whole: Tensor, first: int, shape: tuple[int, ...]) -> Tensor:

@@ -63,6 +63,7 @@ class _Local:
     member: Member
     sharers: int
     builder: GraphBuilder
+    stage: Collection[str]
     spreads: dict[str, _Spread] = field(default_factory=dict)
     exchanged: dict[tuple[str, Cut, bool], str] = field(default_factory=dict)
     halos: dict[tuple[str, tuple[Range, ...]], str] = field(default_factory=dict)
@@ -70,7 +71,6 @@ class _Local:
     parts: dict[str, tuple[int, ...]] = field(default_factory=dict)
     axes: dict[str, int] = field(default_factory=dict)
     cuts: dict[str, Cut] = field(default_factory=dict)
-    stage: Collection[str] | None = None
     own: set[str] = field(default_factory=set)
     sources: dict[str, str] = field(default_factory=dict)
     numbers: int = 0
@@ -134,7 +134,7 @@ class _Local:
 
     def computes(self, layer: str) -> bool:
         """Whether the device computes a layer of the whole network, or its part of it."""
-        return self.stage is None or layer in self.stage
+        return layer in self.stage
 
     def claim(self, found: str, source: str) -> None:
         """Note that the exchanges that led from one name of a value to another are the device's."""
@@ -180,15 +180,17 @@ def stage_network(
     layers: Collection[str],
     first: int,
 ) -> StageNetwork:
-    """Make the network of one device of several that compute a stage of a pipeline.
+    """Make the network of one device of several that compute a stage.
 
     Parameters
     ----------
     graph : Graph
-        As for `local_network`: if layers of the stage are cut by samples, for the samples of one
-        device.
+        The network for the samples of a micro-batch: if layers of the stage are cut by samples,
+        those of one device, of which layers that are not cut by samples then have as many as all
+        devices.
     degrees : mapping of str to Degrees
-        Degrees of each layer of the stage.
+        Degrees of each layer of the stage; those of the first of layers that run together are
+        those of all of them.
     index, num_devices : int
         Number of the device in the stage, and number of devices of the stage.
     layers : collection of str
@@ -198,92 +200,57 @@ def stage_network(
 
     Raises
     ------
-    UserError, NotImplementedError
-        As for `local_network`.
-    """
-    if num_devices == 1:
-        return StageNetwork(graph, Share(), frozenset(layers), {})
-    cuts = {}
-    for names in layers_together(graph):
-        own = names[0] in layers
-        if own and names[0] not in degrees:
-            raise UserError(f"the strategy says nothing about layer {names[0]!r}")
-        cuts[names] = cut_of(names[0], degrees[names[0]], num_devices, 1) if own else Cut.WHOLE
-        if cuts[names] is Cut.SAMPLES:
-            _check_no_statistics(graph, names)
-    if Cut.SAMPLES in cuts.values() and (why := why_not_shared(graph, layers)):
-        raise NotImplementedError(why)
-    whole = Member(index, num_devices, before=0, after=link_after(first + index))
-    local = _local(graph, cuts, whole, layers)
-    network = local.builder.build(graph.outputs, graph.auxiliary)
-    given = {
-        name: found
-        for (name, cut, sums), found in local.exchanged.items()
-        if name in layers and cut is Cut.WHOLE and not sums
-    }
-    share = Share(whole, 1, local.sharers, frozenset(local.same), local.parts, local.axes)
-    return StageNetwork(network, share, frozenset({*layers, *local.own}), given)
-
-
-def local_network(
-    graph: Graph,
-    degrees: Mapping[str, Degrees],
-    index: int,
-    num_devices: int,
-) -> tuple[Graph, Share]:
-    """Make the network of one device.
-
-    Parameters
-    ----------
-    graph : Graph
-        The network for the samples of a micro-batch: if a group is cut by samples, those of one
-        device, of which groups that are not cut by samples then have as many as all devices.
-    degrees : mapping of str to Degrees
-        Degrees of each layer; those of a group's first layer are the group's.
-    index, num_devices : int
-        Number of the device in the chain, and number of devices.
-
-    Returns
-    -------
-    network : Graph
-    share : Share
-
-    Raises
-    ------
     UserError
         If a layer has no degrees.
     NotImplementedError
         If no programs are made for such degrees of a layer.
     """
-    groups = layers_together(graph)
-    for names in groups:
-        if names[0] not in degrees:
-            raise UserError(f"the strategy says nothing about layer {names[0]!r}")
-    num_groups = num_groups_of({names[0]: degrees[names[0]] for names in groups}, num_devices)
-    cuts = {names: cut_of(names[0], degrees[names[0]], num_devices, num_groups) for names in groups}
-    size = num_devices // num_groups
-    sharers = size if Cut.SAMPLES in cuts.values() else 1
-    whole = Member(index, num_devices, before=0, after=link_after(index))
+    if num_devices == 1:
+        return StageNetwork(graph, Share(), frozenset(layers), {})
+    groups = {names: names[0] in layers for names in layers_together(graph)}
+    own = {names[0]: degrees.get(names[0]) for names, is_own in groups.items() if is_own}
+    for name, given in own.items():
+        if given is None:
+            raise UserError(f"the strategy says nothing about layer {name!r}")
+    is_whole = all(groups.values())
+    known = {name: given for name, given in own.items() if given is not None}
+    num_groups = num_groups_of(known, num_devices) if is_whole else 1
+    cuts = {
+        names: cut_of(names[0], known[names[0]], num_devices, num_groups) if is_own else Cut.WHOLE
+        for names, is_own in groups.items()
+    }
+    whole = Member(index, num_devices, before=0, after=link_after(first + index))
     if set(cuts.values()) == {Cut.SAMPLES}:
-        return graph, Share(whole, sharers=num_devices)
-    member = replace(whole, index=index % size, num_devices=size)
-    local = _local(graph, cuts, member)
-    share = Share(
-        whole, num_groups, num_groups * sharers, frozenset(local.same), local.parts, local.axes
-    )
-    return local.builder.build(graph.outputs, graph.auxiliary), share
+        return StageNetwork(graph, Share(whole, sharers=num_devices), frozenset(layers), {})
+    if not is_whole and Cut.SAMPLES in cuts.values():
+        for names, cut in cuts.items():
+            if cut is Cut.SAMPLES:
+                _check_no_statistics(graph, names)
+        if why := why_not_shared(graph, layers):
+            raise NotImplementedError(why)
+    size = num_devices // num_groups
+    local = _local(graph, cuts, replace(whole, index=index % size, num_devices=size), layers)
+    given_whole = {
+        name: found
+        for (name, cut, sums), found in local.exchanged.items()
+        if name in layers and cut is Cut.WHOLE and not sums
+    }
+    sharers = num_groups * local.sharers
+    share = Share(whole, num_groups, sharers, frozenset(local.same), local.parts, local.axes)
+    network = local.builder.build(graph.outputs, graph.auxiliary)
+    return StageNetwork(network, share, frozenset({*layers, *local.own}), given_whole)
 
 
 def _local(
     graph: Graph,
     cuts: Mapping[tuple[str, ...], Cut],
     member: Member,
-    stage: Collection[str] | None = None,
+    stage: Collection[str],
 ) -> _Local:
-    """Make the network of a device of a group; see `local_network` and `stage_network`."""
+    """Make the network of a device of a group; see `stage_network`."""
     size = member.num_devices
     sharers = size if Cut.SAMPLES in cuts.values() else 1
-    local = _Local(graph, member, sharers, GraphBuilder(graph.name, graph.batch), stage=stage)
+    local = _Local(graph, member, sharers, GraphBuilder(graph.name, graph.batch), stage)
     for names, cut in cuts.items():
         if local.computes(names[0]):
             check_together(graph, names, cut, size, sharers)

@@ -33,10 +33,17 @@ from fpgapipe.hw.hls_models.spec.device import DeviceSpec
 from fpgapipe.hw.hls_models.spec.link import TRAILER_BYTES, LinkEngineSpec
 from fpgapipe.hw.hls_models.spec.node import NodeSpec
 from fpgapipe.partition.cost.work_products import Formats
-from fpgapipe.partition.plan import outstanding
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+
+MOST_BURSTS, FEW_BURSTS = 64, 16
+"""Bursts under way at a time in most cores, and in those with narrow ports of the scratchpad.
+
+A small board's memory answers within tens of cycles and gives a few bytes a cycle, so that 16
+bursts keep it busy; a queue of so many is made of LUTs, whose outputs are sooner there than a block
+RAM's.
+"""
 
 CELLS_PER_LANE = 64
 """Fewest array cells per vector lane in a core that `core_of` makes with more than two lanes.
@@ -374,7 +381,7 @@ def core_of(
         num_engines,
         scratchpad=_scratchpad(device, least, port_bytes, savings.most_banks),
         bus_bytes=bus_bytes,
-        outstanding=outstanding(port_bytes),
+        outstanding=MOST_BURSTS if port_bytes == WORD_BYTES else FEW_BURSTS,
         vector=VectorSpec(lanes, -(-lanes // 4), random=savings.random),
         links=ported(links, bus_bytes, port_bytes),
         counters=savings.counters,

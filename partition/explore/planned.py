@@ -8,8 +8,17 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from fpgapipe.hw.hls_models.spec.link import LinkEngineSpec
+from fpgapipe.lowering.shards.degrees import Degrees
 from fpgapipe.partition.cost.cores import link_of, with_links
-from fpgapipe.partition.plan import CorePlan, Plan, Prediction, StagePlan
+from fpgapipe.partition.plan import (
+    DATA_PARALLEL,
+    ONE_STAGE,
+    NodePlan,
+    Plan,
+    Prediction,
+    StagePlan,
+    above_one,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -47,19 +56,18 @@ def as_plan(
         Whether the candidate was planned for training; if false, for forward passes only.
     """
     ends = _link_ends(candidate.stages, cluster)
-    stages = []
+    nodes = []
     for index, (stage, needed) in enumerate(
         zip(candidate.stages, candidate.memory_bytes, strict=True)
     ):
         assert stage.node is not None
         device = cluster.devices[stage.device]
         forward_s, input_gradient_s, weight_gradient_s, update_s = stage.pass_s
-        stages.append(
-            StagePlan(
+        nodes.append(
+            NodePlan(
                 device=cluster.device_names[stage.device],
                 board=device.name,
-                layers=stage.layers,
-                core=CorePlan.of(with_links(stage.node, ends[max(index - 1, 0) : index + 1])),
+                spec=with_links(stage.node, ends[max(index - 1, 0) : index + 1]),
                 macs=sum(graph.layers[name].macs for name in stage.layers),
                 forward_s=float(forward_s),
                 input_gradient_s=float(input_gradient_s),
@@ -70,6 +78,13 @@ def as_plan(
                 memory_bytes=round(needed),
             )
         )
+    if candidate.kind == DATA_PARALLEL:
+        layers = candidate.stages[0].layers
+        degrees = dict.fromkeys(layers, Degrees(sample=len(nodes)))
+        stages = [StagePlan(layers=layers, nodes=tuple(nodes), degrees=above_one(degrees))]
+    else:
+        own = zip(candidate.stages, nodes, strict=True)
+        stages = [StagePlan(layers=stage.layers, nodes=(node,)) for stage, node in own]
     seconds = candidate.minibatch_s
     return Plan(
         network=network,
@@ -77,7 +92,7 @@ def as_plan(
         num_microbatches=candidate.num_microbatches,
         cluster=cluster.name,
         mode="train" if train else "infer",
-        schedule=candidate.kind,
+        schedule=ONE_STAGE if candidate.kind == DATA_PARALLEL else candidate.kind,
         stages=tuple(stages),
         predicted=Prediction(
             minibatch_s=seconds,

@@ -27,7 +27,6 @@ from fpgapipe.partition.explore.comparison import ring_seconds
 from fpgapipe.partition.explore.explorer import core_choices, explore
 from fpgapipe.partition.explore.planned import as_plan
 from fpgapipe.partition.oracle.forecast import Forecast, Loss, check_most, limiter_of
-from fpgapipe.partition.schedule.schedule_kinds import make_schedule
 from fpgapipe.partition.search.problem import PlanError
 from fpgapipe.partition.strategies.layerwise import LayerwiseProblem
 from fpgapipe.partition.strategies.one_axis import AXES, SHARED, degrees_along
@@ -303,7 +302,7 @@ def _pipeline(machine: Machine, devices: int) -> Forecast:
     moved_s = max(whole_s - _free_of_transfers_s(plan), 0.0)
     group = _group(machine, "pipeline", plan.batch, 1)
     ideal_s = group.ideal_s / devices
-    used = len(plan.stages)
+    used = len(plan.nodes)
     idle = f", with {devices - used} of the devices idle" if used < devices else ""
     losses = [
         Loss(MOVES["pipeline"], moved_s),
@@ -314,7 +313,7 @@ def _pipeline(machine: Machine, devices: int) -> Forecast:
         devices,
         whole_s - moved_s,
         moved_s,
-        float(max(stage.memory_bytes for stage in plan.stages)),
+        float(max(node.memory_bytes for node in plan.nodes)),
         most_devices(machine, "pipeline"),
         limiter_of(losses, whole_s),
         plan.batch,
@@ -339,20 +338,19 @@ def _busy_s(plan: Plan) -> list[float]:
     count = plan.num_microbatches
     return [
         count * (each.forward_s + each.input_gradient_s + each.weight_gradient_s) + each.update_s
-        for each in plan.stages
+        for each in plan.nodes
     ]
 
 
 def _free_of_transfers_s(plan: Plan) -> float:
     """Seconds that a pipeline's mini-batch would take if transfers took no time."""
-    none = np.zeros(len(plan.stages))
+    none = np.zeros(len(plan.nodes))
     times = StageTimes(
-        np.array([each.forward_s for each in plan.stages]),
-        np.array([each.input_gradient_s for each in plan.stages]),
-        np.array([each.weight_gradient_s for each in plan.stages]),
-        np.array([each.update_s for each in plan.stages]),
+        np.array([each.forward_s for each in plan.nodes]),
+        np.array([each.input_gradient_s for each in plan.nodes]),
+        np.array([each.weight_gradient_s for each in plan.nodes]),
+        np.array([each.update_s for each in plan.nodes]),
         none,
         none,
     )
-    schedule = make_schedule(plan.schedule, len(plan.stages), plan.num_microbatches)
-    return simulate(schedule, times).makespan_s
+    return simulate(plan.order, times).makespan_s

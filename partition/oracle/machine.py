@@ -13,11 +13,12 @@ from fpgapipe.errors import UserError
 from fpgapipe.lowering.units.network_units import refusals_of
 from fpgapipe.partition.oracle.estimate import MOVES, SUM, estimate, pipeline_by_formulas
 from fpgapipe.partition.oracle.forecast import Loss, limiter_of
+from fpgapipe.partition.plan import above_one
 from fpgapipe.partition.pricing.machine import price_plan
 from fpgapipe.partition.search.problem import PlanError
 from fpgapipe.partition.strategies.data_parallel import plan_data_parallel
 from fpgapipe.partition.strategies.one_axis import SHARED, degrees_along
-from fpgapipe.partition.strategies.plan_layerwise import above_one, plan_given_degrees
+from fpgapipe.partition.strategies.plan_layerwise import plan_given_degrees
 from fpgapipe.partition.strategies.strategy_file import StrategyFile
 
 if TYPE_CHECKING:
@@ -115,7 +116,8 @@ def plan_of(machine: Machine, name: str, devices: int, groups: int) -> Plan:
         return plan_data_parallel(request, machine.network)[0]
     graph = machine.load(request.batch // groups)
     degrees = degrees_along(graph, name.removeprefix(SHARED), devices, groups)
-    strategy = StrategyFile.model_validate({"degrees": above_one(degrees)})
+    cut = above_one(degrees)
+    strategy = StrategyFile(degrees={name: cut.get(name, {}) for name in degrees})
     return plan_given_degrees(request, machine.network, strategy)[0]
 
 
@@ -125,7 +127,7 @@ def _timed(machine: Machine, found: Forecast, plan: Plan, groups: int) -> Foreca
         return found
     whole_s = plan.predicted.minibatch_s
     compute_s = whole_s
-    if len(plan.stages) > 1:
+    if len(plan.nodes) > 1:
         free, _ = price_plan(
             plan, machine.load(plan.microbatch), _without_wires(machine.cluster_of(found.devices))
         )
@@ -145,7 +147,7 @@ def _timed(machine: Machine, found: Forecast, plan: Plan, groups: int) -> Foreca
         found,
         compute_s=compute_s,
         communication_s=moved_s,
-        memory_bytes=float(max(stage.memory_bytes for stage in plan.stages)),
+        memory_bytes=float(max(node.memory_bytes for node in plan.nodes)),
         limiter=limiter_of(losses, whole_s),
         level="machine",
         minibatch_s=whole_s,

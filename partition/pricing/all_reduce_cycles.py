@@ -45,7 +45,7 @@ def all_reduce_s(plan: Plan, cluster: ClusterSpec, elements: int) -> float:
     cycles = all_reduce_cycles(
         elements, core_specs(plan), memory_specs(plan), wire_timings(plan, cluster)
     )
-    return cycles / min(stage.core.clk_hz for stage in plan.stages)
+    return cycles / plan.clk_hz
 
 
 def all_reduce_cycles(

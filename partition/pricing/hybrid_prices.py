@@ -8,7 +8,6 @@ last of these.
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,11 +16,11 @@ from pydantic import TypeAdapter
 from fpgapipe.errors import UserError
 from fpgapipe.hw.hls_models.cycles.cluster_cycles import predict_cluster
 from fpgapipe.hw.hls_models.isa.instructions import Opcode
+from fpgapipe.lowering.lower import build_pipeline, tasks_of_devices
 from fpgapipe.lowering.memory.layout import memory_bytes
 from fpgapipe.lowering.program.pipeline import link_after, wiring_of
 from fpgapipe.lowering.program.step_program import StepProgram
 from fpgapipe.lowering.schedule.schedule import TaskKind, forward_only
-from fpgapipe.lowering.shards.hybrid import build_hybrid, tasks_of_devices
 from fpgapipe.network.graph_json import to_json
 from fpgapipe.partition.plan import Prediction
 from fpgapipe.partition.pricing.plan_cores import core_specs, memory_specs, wire_timings
@@ -78,7 +77,7 @@ _FACTS = TypeAdapter(HybridFacts)
 
 def timed_microbatches(plan: Plan) -> int:
     """Micro-batches whose programs are timed."""
-    return min(plan.num_microbatches, len(plan.stage_sizes) + MORE)
+    return min(plan.num_microbatches, len(plan.stages) + MORE)
 
 
 def price_hybrid(
@@ -120,17 +119,17 @@ def price_hybrid(
         return _FACTS.dump_json(found).decode()
 
     facts = _FACTS.validate_json(remembered(question, find))
-    clk_hz = min(stage.core.clk_hz for stage in plan.stages)
-    lane_of = np.repeat(np.arange(len(plan.stage_sizes)), plan.stage_sizes)
-    stages = []
-    rows = [(0.0, 0.0, 0.0, 0.0)] * len(plan.stage_sizes)
-    for number, (device, lane) in enumerate(zip(plan.stages, lane_of, strict=True)):
+    clk_hz = plan.clk_hz
+    lane_of = np.repeat(np.arange(len(plan.stages)), plan.division.sizes)
+    nodes = []
+    rows = [(0.0, 0.0, 0.0, 0.0)] * len(plan.stages)
+    for number, (device, lane) in enumerate(zip(plan.nodes, lane_of, strict=True)):
         estimated = device.input_gradient_s + device.weight_gradient_s
         share = device.input_gradient_s / estimated if estimated else 1.0
         forward_s, backward_s, update_s = (cycles / clk_hz for cycles in facts.passes[lane])
         rows[lane] = forward_s, share * backward_s, (1 - share) * backward_s, update_s
         sends_bytes, returns_bytes = facts.moved_bytes[number]
-        stages.append(
+        nodes.append(
             device.model_copy(
                 update={
                     "forward_s": forward_s,
@@ -145,9 +144,8 @@ def price_hybrid(
         )
     forward, inputs, weights, update = np.array(rows).T
     none = np.zeros(len(rows))
-    schedule = make_schedule(plan.schedule, len(rows), plan.num_microbatches)
     timeline = simulate(
-        schedule if plan.trains else forward_only(schedule),
+        plan.order if plan.trains else forward_only(plan.order),
         StageTimes(forward, inputs, weights, update, none, none),
     )
     seconds = facts.cycles / clk_hz
@@ -158,7 +156,7 @@ def price_hybrid(
         samples_per_s=plan.batch / seconds,
         level="machine",
     )
-    return plan.model_copy(update={"stages": tuple(stages), "predicted": predicted}), timeline
+    return plan.with_nodes(nodes).model_copy(update={"predicted": predicted}), timeline
 
 
 def _question(
@@ -168,39 +166,15 @@ def _question(
     return {
         "what": "hybrid plan",
         "graph": to_json(graph),
-        "layers": plan.stage_layers,
-        "sizes": plan.stage_sizes,
-        "degrees": {name: asdict(each) for name, each in plan.layer_degrees.items()},
+        "layers": plan.division.layers,
+        "sizes": plan.division.sizes,
+        "degrees": {name: asdict(each) for name, each in plan.division.degrees.items()},
         "cores": [asdict(core) for core in core_specs(plan)],
         "memories": [asdict(memory) for memory in memory_specs(plan)],
         "wires": [asdict(wire) for wire in wire_timings(plan, cluster)],
         "schedule": [plan.schedule, plan.num_microbatches],
         "options": repr(options),
     }
-
-
-def lower_hybrid(
-    plan: Plan, graph: Graph, options: StepOptions, num_microbatches: int | None = None
-) -> PipelineProgram:
-    """Make the programs of a hybrid plan, of all micro-batches or of some.
-
-    Raises
-    ------
-    UserError, NotImplementedError
-        As for `build_hybrid`.
-    """
-    count = num_microbatches or plan.num_microbatches
-    schedule = make_schedule(plan.schedule, len(plan.stage_sizes), count)
-    return build_hybrid(
-        graph,
-        core_specs(plan),
-        plan.stage_layers,
-        plan.stage_sizes,
-        plan.layer_degrees,
-        schedule,
-        memory_specs(plan),
-        options,
-    )
 
 
 def _found(
@@ -218,7 +192,8 @@ def _found(
         programs = pipeline if number == plan.num_microbatches else None
         if programs is None:
             try:
-                programs = lower_hybrid(plan, graph, options, number)
+                schedule = make_schedule(plan.schedule, len(plan.stages), number)
+                programs = build_pipeline(graph, cores, plan.division, schedule, memories, options)
             except NotImplementedError as error:
                 raise UserError(str(error)) from error
         return programs, predict_cluster(
@@ -238,9 +213,9 @@ def _found(
     sizes = _sizes(plan, programs, count)
     ends = [list(device.ends) for device in found.devices]
     passes = []
-    for begin, size in zip(accumulate(plan.stage_sizes, initial=0), plan.stage_sizes, strict=False):
-        first, last = begin, begin + size - 1
-        forward, _ = _passes(programs.parts[first], ends[first], comes=0 if begin else None)
+    for first, size in zip(plan.division.first, plan.division.sizes, strict=True):
+        last = first + size - 1
+        forward, _ = _passes(programs.parts[first], ends[first], comes=0 if first else None)
         behind = link_after(last) if last + 1 < len(cores) else None
         _, backward = _passes(programs.parts[last], ends[last], comes=behind)
         tail = max(_tail(programs.parts[each], ends[each]) for each in range(first, last + 1))
@@ -253,8 +228,7 @@ def _sizes(plan: Plan, programs: PipelineProgram, count: int) -> list[int]:
     """Bytes of memory of each device's program of all micro-batches."""
     if count == plan.num_microbatches:
         return [part.memory_bytes for part in programs.parts]
-    schedule = make_schedule(plan.schedule, len(plan.stage_sizes), plan.num_microbatches)
-    lanes = tasks_of_devices(schedule, programs.parts, plan.stage_sizes, train=plan.trains)
+    lanes = tasks_of_devices(plan.division, plan.order, train=plan.trains)
     found = []
     for part, tasks in zip(programs.parts, lanes, strict=True):
         assert isinstance(part, StepProgram), "a program that was just made knows its demand"

@@ -14,22 +14,17 @@ import numpy as np
 
 from fpgapipe.errors import UserError
 from fpgapipe.hw.hls_models.cycles.engine_cycles import SIGNAL_CYCLES
+from fpgapipe.lowering.lower import Lowering, build_pipeline, tasks_of_devices
 from fpgapipe.lowering.memory.layout import memory_bytes
-from fpgapipe.lowering.program.pipeline import build_pipeline, tasks_of_stages
 from fpgapipe.lowering.program.step_program import StepProgram
 from fpgapipe.lowering.schedule.schedule import TaskKind
-from fpgapipe.lowering.shards.sharded import build_sharded, builder_of_device, tasks_of_device
 from fpgapipe.lowering.units.step_options import GRADIENTS, StepOptions
 from fpgapipe.network.graph_json import to_json
-from fpgapipe.partition.plan import Plan, Prediction
+from fpgapipe.partition.plan import DATA_PARALLEL, Plan, Prediction
 from fpgapipe.partition.pricing.cycle_account import CycleAccount, accounts
 from fpgapipe.partition.pricing.few_tasks import few_tasks
 from fpgapipe.partition.pricing.few_timing import FewTiming, timeline_of
-from fpgapipe.partition.pricing.hybrid_prices import (
-    lower_hybrid,
-    price_hybrid,
-    timed_microbatches,
-)
+from fpgapipe.partition.pricing.hybrid_prices import price_hybrid, timed_microbatches
 from fpgapipe.partition.pricing.plan_cores import (
     core_specs,
     devices_of,
@@ -41,17 +36,17 @@ from fpgapipe.partition.pricing.prediction import PipelineTiming
 from fpgapipe.partition.pricing.price_cache import remembered
 from fpgapipe.partition.pricing.sharded_prices import ROUNDS, price_sharded
 from fpgapipe.partition.pricing.shared_batch import alone, price_shared_batch
-from fpgapipe.partition.schedule.schedule_kinds import make_schedule
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from fpgapipe.hw.hls_models.spec.device import ClusterSpec
+    from fpgapipe.hw.hls_models.spec.node import NodeSpec
     from fpgapipe.lowering.program.device_program import DeviceProgram
     from fpgapipe.lowering.program.pipeline import PipelineProgram
     from fpgapipe.lowering.schedule.schedule import Task
     from fpgapipe.network.graph import Graph
-    from fpgapipe.partition.plan import StagePlan
+    from fpgapipe.partition.plan import NodePlan
     from fpgapipe.partition.timeline.timeline import Timeline
 
 ENOUGH_LAYERS = 512
@@ -93,22 +88,12 @@ def lower_plan(
         programs are made for the plan's schedule.
     """
     options = options or StepOptions(train=plan.trains)
-    layers = [stage.layers for stage in plan.stages]
-    memories = memory_specs(plan)
     tasks_of = (lambda tasks: few_tasks(tasks, _most(plan))) if few else None
     try:
-        if plan.has_shards:
-            degrees, count = plan.layer_degrees, plan.num_microbatches
-            found = build_sharded(
-                graph, core_specs(plan), degrees, count, memories, options, tasks_of
-            )
-        elif plan.is_hybrid:
-            found = lower_hybrid(plan, graph, options)
-        else:
-            schedule = make_schedule(plan.schedule, len(layers), plan.num_microbatches)
-            found = build_pipeline(
-                graph, core_specs(plan), layers, schedule, memories, options, tasks_of
-            )
+        found = build_pipeline(
+            graph, core_specs(plan), plan.division, plan.order, memory_specs(plan), options,
+            tasks_of,
+        )  # fmt: skip
     except NotImplementedError as error:
         raise UserError(str(error)) from error
     if not few:
@@ -117,14 +102,14 @@ def lower_plan(
 
 
 def _check_room(plan: Plan, cluster: ClusterSpec, memory_bytes: Sequence[int]) -> None:
-    """Check that each stage's program and tensors fit the memory of its board."""
+    """Check that each node's program and tensors fit the memory of its board."""
     places = devices_of(plan, cluster)
-    for index, (place, stage) in enumerate(zip(places, plan.stages, strict=True)):
+    for index, (place, node) in enumerate(zip(places, plan.nodes, strict=True)):
         room = cluster.devices[place].memory_bytes
         if memory_bytes[index] > room:
             raise UserError(
-                f"stage {index} needs {memory_bytes[index]:,} bytes of memory, "
-                f"{stage.device} has {room:,}; more micro-batches, a smaller batch or more "
+                f"device {index} needs {memory_bytes[index]:,} bytes of memory, "
+                f"{node.device} has {room:,}; more micro-batches, a smaller batch or more "
                 "devices need less"
             )
 
@@ -170,14 +155,14 @@ def price_plan(
         As `lower_plan` does.
     """
     options = options or StepOptions(train=plan.trains)
-    if plan.degrees is not None:
-        price = price_hybrid if plan.is_hybrid else price_sharded
-        found_plan, timeline = price(plan, graph, cluster, options, pipeline)
-        _check_room(plan, cluster, [stage.memory_bytes for stage in found_plan.stages])
-        return found_plan, timeline
-    if plan.has_shards:
+    if plan.kind == DATA_PARALLEL:
         return _price_shared_batch(plan, graph, cluster, pipeline, options)
-    clk_hz = min(stage.core.clk_hz for stage in plan.stages)
+    if len(plan.nodes) > len(plan.stages):
+        price = price_hybrid if len(plan.stages) > 1 else price_sharded
+        found_plan, timeline = price(plan, graph, cluster, options, pipeline)
+        _check_room(plan, cluster, [node.memory_bytes for node in found_plan.nodes])
+        return found_plan, timeline
+    clk_hz = plan.clk_hz
     lanes: Sequence[Sequence[Task]] = _lanes(plan)
     if plan.schedule == "fbp-as" and plan.trains:
         timed = pipeline or lower_plan(plan, graph, cluster, options)
@@ -202,10 +187,10 @@ def price_plan(
                 for each, part in zip(facts, pipeline.parts, strict=True)
             ]
     _check_room(plan, cluster, [each.memory_bytes for each in facts])
-    stages, busy = [], []
-    for stage, own, lane in zip(plan.stages, facts, lanes, strict=True):
-        priced, busy_s = _priced_stage(stage, own, lane, clk_hz)
-        stages.append(priced)
+    nodes, busy = [], []
+    for node, own, lane in zip(plan.nodes, facts, lanes, strict=True):
+        priced, busy_s = _priced_node(node, own, lane, clk_hz)
+        nodes.append(priced)
         busy.append(busy_s / plan.num_microbatches)
     seconds = timeline.makespan_s + SIGNAL_CYCLES / clk_hz
     busy += [link.busy_s / plan.num_microbatches for link in timeline.links]
@@ -216,7 +201,7 @@ def price_plan(
         samples_per_s=plan.batch / seconds,
         level="machine",
     )
-    return plan.model_copy(update={"stages": tuple(stages), "predicted": predicted}), timeline
+    return plan.with_nodes(nodes).model_copy(update={"predicted": predicted}), timeline
 
 
 def _price_shared_batch(
@@ -227,15 +212,14 @@ def _price_shared_batch(
     options: StepOptions,
 ) -> tuple[Plan, Timeline]:
     """Price a data-parallel plan; equal devices are priced once."""
-    known: dict[str, Plan] = {}
+    known: dict[NodeSpec, Plan] = {}
     priced = []
-    for index, stage in enumerate(plan.stages):
-        key = stage.core.model_copy(update={"links": ()}).model_dump_json()
+    for index, node in enumerate(plan.nodes):
+        key = replace(node.spec, core=replace(node.core, links=()))
         if key not in known:
             known[key], _ = price_plan(alone(plan, index), graph, cluster, options=options)
-        own = {"device": stage.device, "core": stage.core}
-        found = known[key].stages[0].model_copy(update=own)
-        priced.append(known[key].model_copy(update={"stages": (found,)}))
+        found = known[key].nodes[0]
+        priced.append(found.model_copy(update={"device": node.device, "spec": node.spec}))
     if pipeline is None:
         sizes, elements = _sizes_of_sharers(plan, graph, options)
     else:
@@ -257,7 +241,7 @@ def _sizes_of_sharers(plan: Plan, graph: Graph, options: StepOptions) -> tuple[l
     Devices with equal cores and memories need as much if they have as many neighbours on either
     side, so only the first of these is lowered, as far as its memory depends on it.
     """
-    cores, memories, count = core_specs(plan), memory_specs(plan), len(plan.stages)
+    cores, memories, count = core_specs(plan), memory_specs(plan), len(plan.nodes)
     first: dict[Any, int] = {}
     alike = [
         first.setdefault((core, memory, index > 0, index < count - 1), index)
@@ -277,18 +261,11 @@ def _sizes_of_sharers(plan: Plan, graph: Graph, options: StepOptions) -> tuple[l
         lanes = _lanes(plan)
         sizes = []
         elements = 0
+        lowering = Lowering.of(graph, cores, plan.division, plan.order, memories, options)
         for index in first.values():
             try:
-                demand = builder_of_device(
-                    index,
-                    graph,
-                    cores,
-                    plan.layer_degrees,
-                    plan.num_microbatches,
-                    memories[index],
-                    options,
-                    lambda tasks: few_tasks(tasks, most),
-                ).demand()
+                builder = lowering.builder(0, index, tasks_of=lambda each: few_tasks(each, most))
+                demand = builder.demand()
             except NotImplementedError as error:
                 raise UserError(str(error)) from error
             if len(demand.tasks) < len(lanes[index]):
@@ -364,7 +341,7 @@ def explain_plan(plan: Plan, graph: Graph, cluster: ClusterSpec) -> tuple[int, l
     """
     count = plan.num_microbatches
     if takes_few(plan):  # a pipeline is full after as many micro-batches as it has stages
-        count = min(count, max(len(plan.stages) + 2, _most(plan)))
+        count = min(plan.rounds, max(len(plan.nodes) + 2, _most(plan))) * plan.sharers
     update = {"num_microbatches": count, "batch": count * plan.microbatch}
     pipeline = lower_plan(plan.model_copy(update=update), graph, cluster)
     timing = PipelineTiming.of(pipeline, memory_specs(plan), wire_timings(plan, cluster))
@@ -373,8 +350,8 @@ def explain_plan(plan: Plan, graph: Graph, cluster: ClusterSpec) -> tuple[int, l
 
 def _most(plan: Plan) -> int:
     """Micro-batches in programs that tell the times of all; the least if these are large."""
-    count = ENOUGH_LAYERS // sum(len(stage.layers) for stage in plan.stages)
-    large = sum(map(_cycles, plan.stages)) * count > MOST_CYCLES
+    count = ENOUGH_LAYERS // sum(map(len, plan.node_layers))
+    large = sum(map(_cycles, plan.nodes)) * count > MOST_CYCLES
     return LEAST_MICROBATCHES if large else max(LEAST_MICROBATCHES, count)
 
 
@@ -389,32 +366,25 @@ def takes_few(plan: Plan) -> bool:
 
 def is_soon_priced(plan: Plan) -> bool:
     """Whether the programs of a plan are timed within a minute or two."""
-    if plan.is_hybrid:
-        return sum(map(_cycles, plan.stages)) * timed_microbatches(plan) <= MOST_CYCLES
-    if plan.degrees is not None:
-        return _cycles(plan.stages[0]) * min(plan.num_microbatches, ROUNDS) <= MOST_CYCLES
-    if plan.has_shards:
+    if plan.kind == DATA_PARALLEL:
         return is_soon_priced(alone(plan, 0))  # equal devices are priced once
+    if len(plan.nodes) > len(plan.stages) > 1:
+        return sum(map(_cycles, plan.nodes)) * timed_microbatches(plan) <= MOST_CYCLES
+    if len(plan.nodes) > 1 == len(plan.stages):
+        return _cycles(plan.nodes[0]) * min(plan.num_microbatches, ROUNDS) <= MOST_CYCLES
     count = min(plan.num_microbatches, _most(plan)) if takes_few(plan) else plan.num_microbatches
-    return sum(map(_cycles, plan.stages)) * count <= MOST_CYCLES
+    return sum(map(_cycles, plan.nodes)) * count <= MOST_CYCLES
 
 
-def _cycles(stage: StagePlan) -> float:
-    """Cycles of a device for a micro-batch, as they are estimated."""
-    seconds = stage.forward_s + stage.input_gradient_s + stage.weight_gradient_s
-    return seconds * stage.core.clk_hz
+def _cycles(node: NodePlan) -> float:
+    """Cycles of a node for a micro-batch, as they are estimated."""
+    seconds = node.forward_s + node.input_gradient_s + node.weight_gradient_s
+    return seconds * node.spec.clk_hz
 
 
 def _lanes(plan: Plan) -> list[list[Task]]:
     """Tasks of each device for all micro-batches."""
-    if plan.has_shards:
-        count, sharers = plan.num_microbatches, plan.sharers
-        return [
-            tasks_of_device(index, len(plan.stages), sharers, count, train=plan.trains)
-            for index in range(len(plan.stages))
-        ]
-    schedule = make_schedule(plan.schedule, len(plan.stages), plan.num_microbatches)
-    return tasks_of_stages(schedule, len(plan.stages), train=plan.trains)
+    return tasks_of_devices(plan.division, plan.order, train=plan.trains)
 
 
 def stage_memory(plan: Plan, pipeline: PipelineProgram) -> list[int]:
@@ -432,19 +402,19 @@ def _bytes_of(part: DeviceProgram, tasks: Sequence[Task]) -> int:
     return memory_bytes(part.demand.repeated(tasks))
 
 
-def _priced_stage(
-    stage: StagePlan, facts: StageFacts, lane: Sequence[Task], clk_hz: float
-) -> tuple[StagePlan, float]:
-    """A stage with the seconds and bytes of its program, and its seconds without a last update."""
+def _priced_node(
+    node: NodePlan, facts: StageFacts, lane: Sequence[Task], clk_hz: float
+) -> tuple[NodePlan, float]:
+    """A node with the seconds and bytes of its program, and its seconds without a last update."""
     kinds = np.array([task.kind for task in lane])
     durations = np.array(facts.durations) / clk_hz
     mean = {
         kind: float(durations[kinds == kind].mean()) if (kinds == kind).any() else 0.0
         for kind in (TaskKind.F, TaskKind.B, TaskKind.DX, TaskKind.DW, TaskKind.U)
     }
-    estimated = stage.input_gradient_s + stage.weight_gradient_s
-    share = stage.input_gradient_s / estimated if estimated else 1.0
-    priced = stage.model_copy(
+    estimated = node.input_gradient_s + node.weight_gradient_s
+    share = node.input_gradient_s / estimated if estimated else 1.0
+    priced = node.model_copy(
         update={
             "forward_s": mean[TaskKind.F],
             "input_gradient_s": mean[TaskKind.DX] + share * mean[TaskKind.B],

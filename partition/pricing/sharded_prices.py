@@ -15,11 +15,11 @@ from pydantic import TypeAdapter
 from fpgapipe.errors import UserError
 from fpgapipe.hw.hls_models.cycles.cluster_cycles import predict_cluster
 from fpgapipe.hw.hls_models.isa.instructions import Opcode, span_of
+from fpgapipe.lowering.lower import build_pipeline, tasks_of_devices
 from fpgapipe.lowering.memory.layout import memory_bytes
 from fpgapipe.lowering.program.pipeline import link_after, wiring_of
 from fpgapipe.lowering.program.step_program import StepProgram
 from fpgapipe.lowering.schedule.schedule import TaskKind, forward_only
-from fpgapipe.lowering.shards.sharded import build_sharded, tasks_of_device
 from fpgapipe.network.graph_json import to_json
 from fpgapipe.partition.plan import DATA_PARALLEL, Prediction
 from fpgapipe.partition.pricing.plan_cores import core_specs, memory_specs, wire_timings
@@ -125,18 +125,17 @@ def price_sharded(
         return _FACTS.dump_json(found).decode()
 
     facts = _FACTS.validate_json(remembered(question, find))
-    clk_hz = min(stage.core.clk_hz for stage in plan.stages)
-    rounds = plan.num_microbatches // plan.sharers
-    stages, times = [], []
-    for stage, own in zip(plan.stages, facts.devices, strict=True):
-        estimated = stage.input_gradient_s + stage.weight_gradient_s
-        share = stage.input_gradient_s / estimated if estimated else 1.0
+    clk_hz, rounds = plan.clk_hz, plan.rounds
+    nodes, times = [], []
+    for node, own in zip(plan.nodes, facts.devices, strict=True):
+        estimated = node.input_gradient_s + node.weight_gradient_s
+        share = node.input_gradient_s / estimated if estimated else 1.0
         forward_s, backward_s = own.forward_cycles / clk_hz, own.backward_cycles / clk_hz
         rest = facts.cycles / clk_hz - rounds * (forward_s + backward_s)
         row = forward_s, share * backward_s, (1 - share) * backward_s, max(rest, 0.0)
         times.append(row)
-        stages.append(
-            stage.model_copy(
+        nodes.append(
+            node.model_copy(
                 update={
                     "forward_s": row[0],
                     "input_gradient_s": row[1],
@@ -149,9 +148,9 @@ def price_sharded(
             )
         )
     forward, inputs, weights, update = np.array(times).T
-    none = np.zeros(len(stages))
+    none = np.zeros(len(nodes))
     stage_times = StageTimes(forward, inputs, weights, update, none, none)
-    schedule = make_schedule(DATA_PARALLEL, len(stages), rounds * len(stages))
+    schedule = make_schedule(DATA_PARALLEL, len(nodes), rounds * len(nodes))
     timeline = simulate(schedule if plan.trains else forward_only(schedule), stage_times)
     seconds = facts.cycles / clk_hz
     predicted = Prediction(
@@ -161,7 +160,7 @@ def price_sharded(
         samples_per_s=plan.batch / seconds,
         level="machine",
     )
-    return plan.model_copy(update={"stages": tuple(stages), "predicted": predicted}), timeline
+    return plan.with_nodes(nodes).model_copy(update={"predicted": predicted}), timeline
 
 
 def _question(
@@ -171,7 +170,7 @@ def _question(
     return {
         "what": "sharded plan",
         "graph": to_json(graph),
-        "degrees": {name: asdict(each) for name, each in plan.layer_degrees.items()},
+        "degrees": {name: asdict(each) for name, each in plan.division.degrees.items()},
         "cores": [asdict(core) for core in core_specs(plan)],
         "memories": [asdict(memory) for memory in memory_specs(plan)],
         "wires": [asdict(wire) for wire in wire_timings(plan, cluster)],
@@ -188,7 +187,7 @@ def _found(
     pipeline: PipelineProgram | None,
 ) -> ShardedFacts:
     """What the programs say."""
-    rounds = plan.num_microbatches // plan.sharers
+    rounds = plan.rounds
     cores, memories = core_specs(plan), memory_specs(plan)
 
     def timed(count: int) -> tuple[PipelineProgram, ClusterPrediction]:
@@ -198,10 +197,9 @@ def _found(
         programs = pipeline if pipeline is not None and count == rounds else None
         if programs is None:
             try:
-                programs = build_sharded(
-                    graph, cores, plan.layer_degrees, plan.num_microbatches, memories, options,
-                    tasks_of,
-                )  # fmt: skip
+                programs = build_pipeline(
+                    graph, cores, plan.division, plan.order, memories, options, tasks_of
+                )
             except NotImplementedError as error:
                 raise UserError(str(error)) from error
         return programs, predict_cluster(
@@ -220,14 +218,12 @@ def _found(
         each = float(found.cycles - fewer.cycles)
         total += (rounds - ROUNDS) * each
     devices = []
-    for index, (part, prediction) in enumerate(zip(programs.parts, found.devices, strict=True)):
+    lanes = tasks_of_devices(plan.division, plan.order, train=plan.trains)
+    for part, prediction, tasks in zip(programs.parts, found.devices, lanes, strict=True):
         forward, backward, end = _shares(part, prediction.ends)
         size = part.memory_bytes
         if rounds > ROUNDS:
             assert isinstance(part, StepProgram), "a program that was just made knows its demand"
-            tasks = tasks_of_device(
-                index, len(plan.stages), plan.sharers, plan.num_microbatches, train=plan.trains
-            )
             size = memory_bytes(part.demand.repeated(tasks))
         passes = each if rounds > ROUNDS else end / rounds
         whole = forward + backward or 1.0

@@ -8,7 +8,7 @@ import numpy as np
 
 from fpgapipe.hw.hls_models.cycles.engine_cycles import SIGNAL_CYCLES
 from fpgapipe.lowering.schedule.schedule import forward_only
-from fpgapipe.partition.plan import Prediction
+from fpgapipe.partition.plan import DATA_PARALLEL, Prediction, StagePlan
 from fpgapipe.partition.pricing.all_reduce_cycles import all_reduce_s
 from fpgapipe.partition.schedule.schedule_kinds import make_schedule
 from fpgapipe.partition.timeline.timeline import StageTimes, simulate
@@ -17,26 +17,26 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from fpgapipe.hw.hls_models.spec.device import ClusterSpec
-    from fpgapipe.partition.plan import Plan
+    from fpgapipe.partition.plan import NodePlan, Plan
     from fpgapipe.partition.timeline.timeline import Timeline
 
 
 def alone(plan: Plan, index: int) -> Plan:
     """The plan of one device that does its share of the micro-batches and nobody else's."""
-    count = len(plan.stages)
+    count = len(plan.nodes)
+    stage = StagePlan(layers=plan.stages[0].layers, nodes=(plan.nodes[index],))
     return plan.model_copy(
         update={
             "batch": plan.batch // count,
             "num_microbatches": plan.num_microbatches // count,
-            "schedule": "1f1b-as",
-            "stages": (plan.stages[index],),
+            "stages": (stage,),
         }
     )
 
 
 def price_shared_batch(
     plan: Plan,
-    priced: Sequence[Plan],
+    own: Sequence[NodePlan],
     cluster: ClusterSpec,
     memory_bytes: Sequence[int],
     elements: int,
@@ -49,8 +49,8 @@ def price_shared_batch(
     Parameters
     ----------
     plan : Plan
-    priced : sequence of Plan
-        The plan of each device `alone`, with prices of the machine.
+    own : sequence of NodePlan
+        Each device with the prices of the machine that it has `alone`.
     cluster : ClusterSpec
     memory_bytes : sequence of int
         Bytes of each device's program and tensors.
@@ -64,9 +64,8 @@ def price_shared_batch(
         the time in which it waits for the others.
     timeline : Timeline
     """
-    clk_hz = min(stage.core.clk_hz for stage in plan.stages)
+    clk_hz = plan.clk_hz
     sum_s = all_reduce_s(plan, cluster, elements) if plan.trains else 0.0
-    own = [each.stages[0] for each in priced]
     count = plan.num_microbatches // len(own)
     passes = [
         count * (each.forward_s + each.input_gradient_s + each.weight_gradient_s) for each in own
@@ -83,12 +82,12 @@ def price_shared_batch(
         np.zeros(len(own)),
         np.zeros(len(own)),
     )
-    schedule = make_schedule(plan.schedule, len(own), plan.num_microbatches)
+    schedule = make_schedule(DATA_PARALLEL, len(own), plan.num_microbatches)
     timeline = simulate(schedule if plan.trains else forward_only(schedule), times)
-    stages = tuple(
+    nodes = [
         each.model_copy(update={"update_s": update, "memory_bytes": size})
         for each, update, size in zip(own, times.update_s.tolist(), memory_bytes, strict=True)
-    )
+    ]
     seconds = timeline.makespan_s + SIGNAL_CYCLES / clk_hz
     predicted = Prediction(
         minibatch_s=seconds,
@@ -97,4 +96,4 @@ def price_shared_batch(
         samples_per_s=plan.batch / seconds,
         level="machine",
     )
-    return plan.model_copy(update={"stages": stages, "predicted": predicted}), timeline
+    return plan.with_nodes(nodes).model_copy(update={"predicted": predicted}), timeline

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from fpgapipe.errors import UserError
@@ -12,12 +13,11 @@ from fpgapipe.partition.cost.cost import CostModel
 from fpgapipe.partition.explore.candidate import Stage, device_chain, time_candidate
 from fpgapipe.partition.explore.explorer import core_choices, splits_of
 from fpgapipe.partition.explore.planned import as_plan
-from fpgapipe.partition.plan import DATA_PARALLEL, StagePlan
+from fpgapipe.partition.plan import DATA_PARALLEL, StagePlan, above_one
 from fpgapipe.partition.schedule.built_schedules import check_schedule_kind
 from fpgapipe.partition.search.problem import PlanError, Refusals
 from fpgapipe.partition.strategies.data_parallel import priced_best
 from fpgapipe.partition.strategies.group_stages import GroupPlan, GroupProblem
-from fpgapipe.partition.strategies.plan_layerwise import above_one
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from fpgapipe.network.graph import Graph
     from fpgapipe.partition.explore.candidate import Candidate
     from fpgapipe.partition.explore.explorer import Request
-    from fpgapipe.partition.plan import Plan
+    from fpgapipe.partition.plan import NodePlan, Plan
     from fpgapipe.partition.strategies.strategy_file import StrategyFile
     from fpgapipe.partition.timeline.timeline import Timeline
 
@@ -189,22 +189,25 @@ def _planned(
     graph = request.load(candidate.microbatch)
     shared = candidate.num_microbatches * candidate.microbatch
     plan = as_plan(candidate, graph, network, shared, request.cluster, train=request.train)
-    layers = [
-        names for names, size in zip(stages.layers, stages.sizes, strict=True) for _ in range(size)
+    rest = zip(plan.nodes, candidate.stages, strict=True)
+    cut = above_one(stages.degrees)
+    found = [
+        StagePlan(
+            layers=names,
+            nodes=tuple(_share(*each, graph, names, size) for each in islice(rest, size)),
+            degrees={name: cut[name] for name in names if name in cut} if size > 1 else {},
+        )
+        for names, size in zip(stages.layers, stages.sizes, strict=True)
     ]
-    sizes = [size for size in stages.sizes for _ in range(size)]
-    devices = zip(plan.stages, candidate.stages, layers, sizes, strict=True)
-    shares = [_share(device, stage, graph, names, size) for device, stage, names, size in devices]
     told = plan.predicted.model_copy(
         update={"minibatch_s": stages.seconds, "samples_per_s": request.batch / stages.seconds}
     )
     return plan.model_copy(
         update={
             "schedule": schedule,
-            "degrees": above_one(stages.degrees),
             "batch": request.batch,
             "num_microbatches": request.batch // candidate.microbatch,
-            "stages": tuple(shares),
+            "stages": tuple(found),
             "predicted": told,
             "optimal": False,
             "reason": reason,
@@ -213,14 +216,13 @@ def _planned(
 
 
 def _share(
-    device: StagePlan, stage: Stage, graph: Graph, names: tuple[str, ...], size: int
-) -> StagePlan:
-    """A device's share of a stage, by formulas."""
+    node: NodePlan, stage: Stage, graph: Graph, names: tuple[str, ...], size: int
+) -> NodePlan:
+    """A node's share of a stage, by formulas."""
     own = replace(stage, costs=tuple(each for each in stage.costs if each.name in set(names)))
     forward_s, input_gradient_s, weight_gradient_s, update_s = own.pass_s
-    return device.model_copy(
+    return node.model_copy(
         update={
-            "layers": names,
             "macs": sum(graph.layers[name].macs for name in names) // size,
             "forward_s": float(forward_s) / size,
             "input_gradient_s": float(input_gradient_s) / size,

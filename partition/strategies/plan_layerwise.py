@@ -14,7 +14,7 @@ from fpgapipe.partition.cost.cost import CostModel
 from fpgapipe.partition.explore.candidate import device_chain
 from fpgapipe.partition.explore.explorer import core_choices
 from fpgapipe.partition.explore.planned import as_plan
-from fpgapipe.partition.plan import LAYERWISE
+from fpgapipe.partition.plan import ONE_STAGE, above_one
 from fpgapipe.partition.search.problem import PlanError, Refusals
 from fpgapipe.partition.strategies.data_parallel import priced_best, shared_candidates
 from fpgapipe.partition.strategies.layerwise import LayerwiseProblem
@@ -22,7 +22,7 @@ from fpgapipe.partition.strategies.layerwise import LayerwiseProblem
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from fpgapipe.lowering.shards.degrees import Degrees
+    from fpgapipe.lowering.shards.degrees import Axis, Degrees
     from fpgapipe.partition.explore.candidate import Candidate
     from fpgapipe.partition.explore.explorer import Request
     from fpgapipe.partition.plan import Plan
@@ -207,14 +207,8 @@ def given_plan(
 ) -> Plan:
     """The plan of a candidate with given degrees."""
     plan = _shared(candidate, sharers_of(degrees), request, network)
-    return plan.model_copy(
-        update={
-            "schedule": LAYERWISE,
-            "degrees": above_one(degrees),
-            "optimal": False,
-            "reason": "the degrees were given",
-        }
-    )
+    told = {"optimal": False, "reason": "the degrees were given"}
+    return _cut(plan, above_one(degrees)).model_copy(update=told)
 
 
 def _shared(candidate: Candidate, sharers: int, request: Request, network: str) -> Plan:
@@ -224,28 +218,27 @@ def _shared(candidate: Candidate, sharers: int, request: Request, network: str) 
     size = len(candidate.stages) // sharers
     done = candidate.microbatch * candidate.num_microbatches
     plan = as_plan(candidate, graph, network, done, request.cluster, train=request.train)
-    stages = tuple(
-        stage.model_copy(
-            update={"macs": stage.macs // size}
-            | {name: getattr(stage, name) / size for name in PASSES}
+    nodes = [
+        node.model_copy(
+            update={"macs": node.macs // size}
+            | {name: getattr(node, name) / size for name in PASSES}
         )
-        for stage in plan.stages
-    )
+        for node in plan.nodes
+    ]
     seconds = plan.predicted.minibatch_s / size
     told = plan.predicted.model_copy(
         update={"minibatch_s": seconds, "samples_per_s": request.batch / seconds}
     )
     count = candidate.num_microbatches // size
-    changed = {"batch": request.batch, "num_microbatches": count, "stages": stages}
-    return plan.model_copy(update=changed | {"predicted": told})
+    changed = {"batch": request.batch, "num_microbatches": count, "predicted": told}
+    return plan.with_nodes(nodes).model_copy(update=changed)
 
 
-def above_one(degrees: Mapping[str, Degrees]) -> dict[str, dict[str, int]]:
-    """Degrees of each layer, those above 1."""
-    return {
-        name: {axis: number for axis, number in vars(each).items() if number > 1}
-        for name, each in degrees.items()
-    }
+def _cut(plan: Plan, degrees: Mapping[str, Mapping[Axis, int]]) -> Plan:
+    """The plan of one stage with other degrees of its layers."""
+    (stage,) = plan.stages
+    cut = stage.model_copy(update={"degrees": degrees})
+    return plan.model_copy(update={"schedule": ONE_STAGE, "stages": (cut,)})
 
 
 @dataclass(frozen=True)
@@ -262,7 +255,7 @@ class _Searched:
         return self.candidate.num_microbatches * self.sharers // self.search.num_devices
 
     @property
-    def degrees(self) -> dict[str, dict[str, int]]:
+    def degrees(self) -> dict[str, dict[Axis, int]]:
         """Degrees of each layer, those above 1."""
         return above_one(
             {name: group.degrees for group in self.search.groups for name in group.layers}
@@ -273,18 +266,13 @@ def _planned(candidate: Candidate, *, searched: _Searched, request: Request, net
     """The plan of a candidate with degrees, and the seconds that formulas have for it."""
     search = searched.search
     plan = _shared(candidate, searched.sharers, request, network)
-    stages = tuple(
-        stage.model_copy(update={"memory_bytes": search.memory_bytes}) for stage in plan.stages
-    )
+    nodes = [node.model_copy(update={"memory_bytes": search.memory_bytes}) for node in plan.nodes]
     seconds = search.step_s
     told = plan.predicted.model_copy(
         update={"minibatch_s": seconds, "samples_per_s": request.batch / seconds}
     )
-    return plan.model_copy(
+    return _cut(plan.with_nodes(nodes), searched.degrees).model_copy(
         update={
-            "schedule": LAYERWISE,
-            "degrees": searched.degrees,
-            "stages": stages,
             "predicted": told,
             "optimal": False,
             "reason": "the degrees are the best by formulas, of some numbers of micro-batches",

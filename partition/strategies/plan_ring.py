@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from fpgapipe.hw.hls_models.cycles.cluster_cycles import predict_cluster
@@ -16,7 +16,7 @@ from fpgapipe.partition.explore.candidate import device_chain
 from fpgapipe.partition.explore.explorer import Request
 from fpgapipe.partition.explore.planned import as_plan, link_end
 from fpgapipe.partition.explore.smallest import explore_smallest
-from fpgapipe.partition.plan import LinkPlan, Plan
+from fpgapipe.partition.plan import Plan
 from fpgapipe.partition.pricing.machine import price_plan
 from fpgapipe.partition.pricing.plan_cores import core_specs, memory_specs, wire_timings
 from fpgapipe.partition.search.problem import PlanError
@@ -27,9 +27,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from fpgapipe.hw.hls_models.spec.device import ClusterSpec
+    from fpgapipe.hw.hls_models.spec.node import NodeSpec
     from fpgapipe.network.graph import Graph
     from fpgapipe.partition.explore.candidate import Candidate
-    from fpgapipe.partition.plan import CorePlan
 
 MOST_BYTES = 1 << 22
 """Bytes of a transfer up to which all its packets are timed; more take longer in proportion."""
@@ -50,7 +50,7 @@ class RingPlan:
     plans : tuple of Plan
         Plan of each model on one device, with the core that all devices have.
     spread : Plan
-        The first of these plans with a stage for each device of the ring, for its cores, memories
+        The first of these plans with a node for each device of the ring, for its cores, memories
         and wires.
     """
 
@@ -61,7 +61,7 @@ class RingPlan:
     @property
     def clk_hz(self) -> float:
         """Clock frequency of the devices, Hz."""
-        return self.spread.stages[0].core.clk_hz
+        return self.spread.clk_hz
 
 
 def plan_ring(
@@ -118,19 +118,23 @@ def plan_ring(
             for name, known in found.items()
         }
     plans = {name: _priced(name, *each) for name, each in found.items()}
-    widest = max((plan.stages[0].core for plan in plans.values()), key=_scratchpad)
-    core = widest.model_copy(update={"links": _link_ends(cluster, widest)})
+    widest = max(
+        (plan.nodes[0].spec for plan in plans.values()),
+        key=lambda each: each.core.scratchpad.size_bytes,
+    )
+    spec = replace(widest, core=replace(widest.core, links=_link_ends(cluster, widest)))
     for name, plan in plans.items():
-        stage = plan.stages[0].model_copy(update={"core": core})
-        plan = plan.model_copy(update={"stages": (stage,), "cluster": cluster.name})
-        if plan.predicted.level == "machine" and core != plans[name].stages[0].core:
+        node = plan.nodes[0].model_copy(update={"spec": spec})
+        plan = plan.with_nodes([node]).model_copy(update={"cluster": cluster.name})
+        if plan.predicted.level == "machine" and spec != plans[name].nodes[0].spec:
             plan, _ = price_plan(plan, distinct[name](plan.microbatch), alone)
         plans[name] = plan
     of_all = tuple(plans[name] for name, _ in models)
     first = of_all[0]
-    stages = tuple(first.stages[0].model_copy(update={"device": name}) for name in names)
+    nodes = tuple(first.nodes[0].model_copy(update={"device": name}) for name in names)
+    stage = first.stages[0].model_copy(update={"nodes": nodes})
     return RingPlan(
-        tuple(name for name, _ in models), of_all, first.model_copy(update={"stages": stages})
+        tuple(name for name, _ in models), of_all, first.model_copy(update={"stages": (stage,)})
     )
 
 
@@ -155,10 +159,6 @@ def _array(candidate: Candidate) -> tuple[int, int]:
     return node.core.rows, node.core.cols
 
 
-def _scratchpad(core: CorePlan) -> int:
-    return core.scratchpad_bytes
-
-
 def _priced(name: str, request: Request, candidate: Candidate) -> Plan:
     """The plan of one device with the prices of its programs."""
 
@@ -172,11 +172,11 @@ def _priced(name: str, request: Request, candidate: Candidate) -> Plan:
     return plan
 
 
-def _link_ends(cluster: ClusterSpec, core: CorePlan) -> tuple[LinkPlan, ...]:
+def _link_ends(cluster: ClusterSpec, node: NodeSpec) -> tuple[LinkEngineSpec, ...]:
     """Ends of the links to the devices before and after, alike on all devices."""
     chain = device_chain(cluster)
     ends = [
-        link_end(rate / core.clk_hz, latency_s * core.clk_hz)
+        link_end(rate / node.clk_hz, latency_s * node.clk_hz)
         for rate, latency_s in zip(chain.link_bytes_per_s, chain.link_latency_s, strict=True)
     ]
     widest = LinkEngineSpec(
@@ -184,9 +184,8 @@ def _link_ends(cluster: ClusterSpec, core: CorePlan) -> tuple[LinkPlan, ...]:
         frame_words=max(end.frame_words for end in ends),
         slots=tuple(max(sizes) for sizes in zip(*(end.slots for end in ends), strict=True)),
     )
-    (widest,) = ported((widest,), core.bus_bytes, core.scratchpad_port_bytes)
-    end = LinkPlan(**asdict(widest))
-    return end, end
+    (widest,) = ported((widest,), node.core.bus_bytes, node.core.scratchpad.port_bytes)
+    return widest, widest
 
 
 def state_bytes(graph: Graph, options: StepOptions | None = None) -> int:

@@ -24,7 +24,7 @@ from fpgapipe.host.transports.xdma import XdmaTransport
 from fpgapipe.host.transports.xrt import XrtTransport
 from fpgapipe.hw.hls_models.cycles.core_cycles import MemorySpec
 from fpgapipe.hw.hls_models.spec.link import LinkEngineSpec
-from fpgapipe.lowering.program.pipeline import build_pipeline
+from fpgapipe.lowering.lower import build_pipeline
 from fpgapipe.lowering.units.step_options import scalar_bits
 from fpgapipe.network.zoo.classic import digits_cnn
 from fpgapipe.partition.schedule.schedule_kinds import make_schedule

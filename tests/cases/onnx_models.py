@@ -104,7 +104,7 @@ def step_agrees(graph, **inputs):
     from fpgapipe.host.backends.torch_reference import initial_weights
     from fpgapipe.host.runtime.numeric_check import NumericCheck
     from fpgapipe.hw.hls_models.numerics.element_format import FP32
-    from fpgapipe.lowering.program.pipeline import build_pipeline
+    from fpgapipe.lowering.lower import build_pipeline
     from fpgapipe.lowering.units.step_options import StepOptions, scalar_bits
     from fpgapipe.network.logits import Logits
     from fpgapipe.partition.schedule.schedule_kinds import make_schedule

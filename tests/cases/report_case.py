@@ -70,7 +70,7 @@ def measured(build, seed=0):
         return round(seconds * factor * CLK_HZ)
 
     factors = {"event": 1.0, "cycle_model": 1.006, "rtl": 1.011}
-    devices = [{"counters": {}, "tasks": [], "layers": []} for _ in build.plan.stages]
+    devices = [{"counters": {}, "tasks": [], "layers": []} for _ in build.plan.nodes]
     for lane, task, start, end in timeline.tasks():
         device = timeline.schedule.lanes[lane].device
         times = {name: [cycles(t, f) for t in (start, end)] for name, f in factors.items()}
@@ -83,7 +83,7 @@ def measured(build, seed=0):
             }
         )
     total = cycles(timeline.makespan_s, factors["rtl"])
-    for device, stage in zip(devices, build.plan.stages, strict=True):
+    for device, layers in zip(devices, build.plan.node_layers, strict=True):
         busy = total // 2 + rng.randrange(total // 4)
         device["counters"] = {
             "CYCLES": total,
@@ -116,7 +116,7 @@ def measured(build, seed=0):
             "LINK0_REPLAYS": 0,
             "LINK0_CREDIT_WAIT": 3,
         }
-        own = [each for each in subject.units.values() if each[0] in stage.layers]
+        own = [each for each in subject.units.values() if each[0] in layers]
         for layer in [each[-1] for each in own]:
             for direction in ("F", "dX", "dW"):
                 base = rng.randrange(2_000, 90_000)
@@ -130,8 +130,8 @@ def measured(build, seed=0):
                     }
                 )
     links = []
-    for i, stage in enumerate(build.plan.stages[:-1]):
-        sizes = (stage.sends_bytes, stage.returns_bytes)
+    for i, node in enumerate(build.plan.nodes[:-1]):
+        sizes = (node.sends_bytes, node.returns_bytes)
         for (source, destination), size in zip(((i, i + 1), (i + 1, i)), sizes, strict=True):
             size *= build.plan.num_microbatches
             busy = size // 40

@@ -10,7 +10,7 @@ from fpgapipe.host.build.build import write_build
 from fpgapipe.host.data.data import load_data
 from fpgapipe.host.runtime.settings import Settings
 from fpgapipe.host.runtime.training import Trainer
-from fpgapipe.lowering.program.pipeline import build_pipeline
+from fpgapipe.lowering.lower import build_pipeline
 from fpgapipe.network.initial_values import initial_parameters
 from fpgapipe.network.zoo.layers import Network
 from fpgapipe.partition.schedule.schedule_kinds import make_schedule

@@ -15,8 +15,9 @@ from fpgapipe.host.backends.torch_backend import TorchBackend
 from fpgapipe.host.backends.torch_step import torch_step
 from fpgapipe.hw.hls_models.cycles.core_cycles import MemorySpec
 from fpgapipe.hw.hls_models.numerics.element_format import BF16, FP32, ElementFormat
+from fpgapipe.lowering.lower import build_pipeline
 from fpgapipe.lowering.program.array_rows import array_rows
-from fpgapipe.lowering.program.pipeline import PipelineProgram, build_pipeline
+from fpgapipe.lowering.program.pipeline import PipelineProgram
 from fpgapipe.lowering.program.step import build_step
 from fpgapipe.lowering.schedule.tasks import single_device
 from fpgapipe.lowering.units.step_options import StepOptions, scalar_bits

@@ -15,7 +15,7 @@ from fpgapipe.hw.hls_models.cycles.core_cycles import MemorySpec, predict
 from fpgapipe.hw.hls_models.cycles.link_cycles import PacketTimes, WireTiming
 from fpgapipe.hw.hls_models.isa.instructions import LINK_OPCODES, Instruction, Opcode
 from fpgapipe.hw.hls_models.model.link_dma import packet
-from fpgapipe.lowering.program.pipeline import build_pipeline
+from fpgapipe.lowering.lower import build_pipeline
 from fpgapipe.lowering.units.step_options import scalar_bits
 from fpgapipe.network.initial_values import initial_parameters
 from fpgapipe.partition.schedule.schedule_kinds import make_schedule

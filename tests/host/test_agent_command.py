@@ -41,8 +41,8 @@ def lab(tmp_path, monkeypatch):
 
     def written(*addresses):
         entries = [
-            f"  - {{name: card-{index}, board: {stage.board}, address: {{{address}}}}}"
-            for index, (stage, address) in enumerate(zip(build.plan.stages, addresses, strict=True))
+            f"  - {{name: card-{index}, board: {node.board}, address: {{{address}}}}}"
+            for index, (node, address) in enumerate(zip(build.plan.nodes, addresses, strict=True))
         ]
         lines = ["format: 1", "name: lab", "devices:", *entries, "topology: chain", ""]
         (tmp_path / "lab.yaml").write_text("\n".join(lines))

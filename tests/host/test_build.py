@@ -21,7 +21,7 @@ from fpgapipe.host.build.build_parts import initial_values
 from fpgapipe.host.build.device_file import DEVICE, IMAGE, PROGRAM, read_device
 from fpgapipe.hw.hls_models.isa.instructions import encode
 from fpgapipe.hw.hls_models.spec.core_spec import NoRoom
-from fpgapipe.lowering.program.pipeline import build_pipeline
+from fpgapipe.lowering.lower import build_pipeline
 from fpgapipe.lowering.units.step_options import StepOptions, scalar_bits
 from fpgapipe.network.initial_values import initial_parameters
 from fpgapipe.network.zoo.layers import Network
@@ -415,10 +415,12 @@ def test_a_layer_that_no_core_runs(tmp_path):
 
 def test_a_layer_that_is_too_large_for_its_core(tmp_path):
     plan, graph, cluster = plan_of(1)
-    small = plan.stages[0].core.model_copy(update={"scratchpad_bank_bytes": 512})
-    stage = plan.stages[0].model_copy(update={"core": small})
+    spec = plan.nodes[0].spec
+    scratchpad = dataclasses.replace(spec.core.scratchpad, bank_bytes=512)
+    core = dataclasses.replace(spec.core, scratchpad=scratchpad)
+    small = plan.nodes[0].model_copy(update={"spec": dataclasses.replace(spec, core=core)})
     with pytest.raises(UserError, match=r"^layer '\w+': .* [\d,]+ bytes of scratchpad"):
-        write_build(plan.model_copy(update={"stages": (stage,)}), graph, cluster, tmp_path / "b")
+        write_build(plan.with_nodes([small]), graph, cluster, tmp_path / "b")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -429,7 +431,7 @@ def test_a_program_that_is_too_large_for_the_memory(tmp_path):
     device = dataclasses.replace(cluster.devices[0], memories=(tight,))
     cluster = dataclasses.replace(cluster, devices=(device,))
     with pytest.raises(
-        UserError, match=r"^stage 0 needs [\d,]+ bytes of memory, u280-0 has 10,000; more micro-"
+        UserError, match=r"^device 0 needs [\d,]+ bytes of memory, u280-0 has 10,000; more micro-"
     ):
         write_build(plan, graph, cluster, tmp_path / "b")
     assert list(tmp_path.iterdir()) == []
@@ -439,7 +441,7 @@ def test_a_program_that_is_too_large_for_the_memory(tmp_path):
     ("change", "fault"),
     [
         ({"batch": 0}, "batch: Input should be greater than or equal to 1, not 0"),
-        ({"version": 2}, "version: Input should be 3, not 2"),
+        ({"version": 2}, "version: Input should be 4, not 2"),
         ({"mode": "guess"}, "mode: Input should be 'train' or 'infer', not 'guess'"),
         ({"num_microbatches": 3}, "file: Value error, a batch of 4 cannot be cut into 3"),
         ({"stages": []}, "stages: Tuple should have at least 1 item"),
@@ -552,8 +554,8 @@ def test_a_layer_that_does_not_fit_gets_a_larger_scratchpad(fits, why, cli, monk
     write_build = build.write_build
 
     def write(plan, *args, **options):
-        core = plan.stages[0].core
-        sizes.append(core.scratchpad_banks * core.scratchpad_bank_bytes)
+        core = plan.nodes[0].core
+        sizes.append(core.scratchpad.size_bytes)
         if not fits or len(sizes) == 1:
             raise UserError("layer 'conv9' is too large") from why
         return write_build(plan, *args, **options)

@@ -35,7 +35,7 @@ def test_plan_and_programs_agree():
     plan, timeline, request = planned(4)
     assert plan.predicted.level == "machine"
     pipeline = lower_plan(plan, tiny(2), request.cluster)
-    assert [stage.memory_bytes for stage in plan.stages] == [
+    assert [node.memory_bytes for node in plan.nodes] == [
         part.memory_bytes for part in pipeline.parts
     ]
     found = predict_cluster(
@@ -45,7 +45,7 @@ def test_plan_and_programs_agree():
         memories=memory_specs(plan),
         wires=wire_timings(plan, request.cluster),
     )
-    cycles = plan.predicted.minibatch_s * plan.stages[0].core.clk_hz
+    cycles = plan.predicted.minibatch_s * plan.nodes[0].spec.clk_hz
     assert cycles == pytest.approx(found.cycles, rel=0.02)
     assert timeline.makespan_s == pytest.approx(plan.predicted.minibatch_s, rel=0.01)
     assert Plan.model_validate_json(plan.to_json()) == plan
@@ -54,7 +54,7 @@ def test_plan_and_programs_agree():
 def test_memory_of_many_micro_batches_is_that_of_the_program():
     plan, _, request = planned(2, batch=256, microbatches=256)
     pipeline = lower_plan(plan, tiny(1), request.cluster)
-    assert [stage.memory_bytes for stage in plan.stages] == [
+    assert [node.memory_bytes for node in plan.nodes] == [
         part.memory_bytes for part in pipeline.parts
     ]
 
@@ -62,7 +62,7 @@ def test_memory_of_many_micro_batches_is_that_of_the_program():
 def test_equal_devices_are_lowered_once_for_their_memory():
     plan, _, request = planned(5, batch=10, microbatches=10)
     pipeline = lower_plan(plan, tiny(1), request.cluster)
-    assert [stage.memory_bytes for stage in plan.stages] == [
+    assert [node.memory_bytes for node in plan.nodes] == [
         part.memory_bytes for part in pipeline.parts
     ]
     again, _ = price_plan(plan, tiny(1), request.cluster, pipeline)
@@ -125,7 +125,7 @@ def test_scratchpads_without_room_are_doubled(monkeypatch):
     monkeypatch.setattr(data_parallel, "core_choices", small)
     plan, _, _ = planned(2)
     assert plan.predicted.level == "machine"
-    assert all(stage.core.scratchpad_bytes > pad.size_bytes for stage in plan.stages)
+    assert all(node.core.scratchpad.size_bytes > pad.size_bytes for node in plan.nodes)
     monkeypatch.setattr(data_parallel, "with_larger_scratchpad", lambda device, node: None)
     with pytest.raises(PlanError, match="scratchpad"):
         planned(2)
@@ -153,8 +153,8 @@ def test_batches_that_cannot_be_shared(devices, batch, microbatches, message):
 def test_plans_that_are_none_are_refused():
     plan, _, _ = planned(2)
     value = json.loads(plan.to_json())
-    value["stages"][1]["layers"] = value["stages"][1]["layers"][:-1]
-    with pytest.raises(ValueError, match="must have all layers"):
+    value["stages"][0]["degrees"]["none"] = {"sample": 2}
+    with pytest.raises(ValueError, match="degrees of a layer that the stage has not: 'none'"):
         Plan.model_validate_json(json.dumps(value))
     value = json.loads(plan.to_json()) | {"num_microbatches": 1}
     with pytest.raises(ValueError, match="1 micro-batches cannot be shared equally by 2"):
@@ -166,9 +166,11 @@ def test_command_line(cli):
     options = (*boards, "--batch", 8, "--micro-batches", 2, "--strategy", "data")
     _, found, _ = cli("plan", "digits-cnn", *options, "--json")
     value = json.loads(found)
-    assert value["schedule"] == "data-parallel"
+    assert value["schedule"] == "1f1b-as"
     assert value["build"]["possible"]
-    assert len({tuple(stage["layers"]) for stage in value["stages"]}) == 1
+    (stage,) = value["stages"]
+    assert len(stage["nodes"]) == 2
+    assert stage["degrees"] == {name: {"sample": 2} for name in stage["layers"]}
     _, shown, _ = cli("plan", "digits-cnn", *options)
     assert "data-parallel over" in shown
     assert "cut:" not in shown

@@ -54,7 +54,7 @@ def test_prices_are_those_of_the_programs(kind, tmp_path, monkeypatch):
     build = open_build(tmp_path / "b")
     plan, pipeline = build.plan, build.pipeline
     assert plan.predicted.level == "machine"
-    assert [stage.memory_bytes for stage in plan.stages] == [
+    assert [node.memory_bytes for node in plan.nodes] == [
         part.memory_bytes for part in pipeline.parts
     ]
     found = predict_cluster(
@@ -64,11 +64,11 @@ def test_prices_are_those_of_the_programs(kind, tmp_path, monkeypatch):
         memories=memory_specs(plan),
         wires=wire_timings(plan, build.cluster),
     )
-    cycles = plan.predicted.minibatch_s * plan.stages[0].core.clk_hz
+    cycles = plan.predicted.minibatch_s * plan.nodes[0].spec.clk_hz
     assert cycles == pytest.approx(found.cycles, rel=0.02)
     timing = PipelineTiming.of(pipeline, memory_specs(plan), wire_timings(plan, build.cluster))
     assert timing.event_cycles == pytest.approx(found.cycles, rel=0.02)
-    busy = plan.stages[0].forward_s + plan.stages[0].input_gradient_s
-    busy += plan.stages[0].weight_gradient_s + plan.stages[0].update_s
+    busy = plan.nodes[0].forward_s + plan.nodes[0].input_gradient_s
+    busy += plan.nodes[0].weight_gradient_s + plan.nodes[0].update_s
     assert plan.predicted.period_s >= busy * (1 - 1e-9)
     assert np.isfinite(plan.predicted.bubble_rate)

@@ -42,7 +42,7 @@ def test_plan_and_programs_agree(microbatches):
     plan, timeline, request = given(degrees, batch=16, microbatches=microbatches)
     assert plan.predicted.level == "machine"
     pipeline = lower_plan(plan, tiny(plan.microbatch), request.cluster)
-    assert [stage.memory_bytes for stage in plan.stages] == [
+    assert [node.memory_bytes for node in plan.nodes] == [
         part.memory_bytes for part in pipeline.parts
     ]
     found = predict_cluster(
@@ -52,7 +52,7 @@ def test_plan_and_programs_agree(microbatches):
         memories=memory_specs(plan),
         wires=wire_timings(plan, request.cluster),
     )
-    cycles = plan.predicted.minibatch_s * plan.stages[0].core.clk_hz
+    cycles = plan.predicted.minibatch_s * plan.nodes[0].spec.clk_hz
     assert cycles == pytest.approx(found.cycles, rel=0.01)
     assert timeline.makespan_s == pytest.approx(plan.predicted.minibatch_s, rel=0.02)
     assert Plan.model_validate_json(plan.to_json()) == plan
@@ -76,7 +76,7 @@ def test_groups_of_devices():
         memories=memory_specs(plan),
         wires=wire_timings(plan, request.cluster),
     )
-    cycles = plan.predicted.minibatch_s * plan.stages[0].core.clk_hz
+    cycles = plan.predicted.minibatch_s * plan.nodes[0].spec.clk_hz
     assert cycles == pytest.approx(found.cycles, rel=0.01)
 
 
@@ -96,9 +96,11 @@ def test_all_layers_are_cut_along_one_axis(name, devices, cut):
     plan, _ = plan_one_axis(request, "tiny", name)
     assert (plan.predicted.level, plan.num_microbatches) == ("machine", 2)
     assert Plan.model_validate_json(plan.to_json()) == plan
-    assert cut in plan.degrees.values()
+    (stage,) = plan.stages
+    degrees = [stage.degrees.get(name, {}) for name in stage.layers]
+    assert cut in degrees
     whole = {axis: number for axis, number in cut.items() if axis == "sample"}
-    others = [each for each in plan.degrees.values() if each not in (cut, whole)]
+    others = [each for each in degrees if each not in (cut, whole)]
     assert all(each == whole | {"channel": 2} for each in others)
     assert bool(others) == ("channel" in name)
     assert lower_plan(plan, tiny(4), request.cluster).parts[-1].index == devices - 1
@@ -111,7 +113,7 @@ def test_devices_that_share_no_samples_have_any_micro_batches(name):
     plan, _ = plan_one_axis(request, "tiny", name)
     assert (plan.num_microbatches, plan.microbatch) == (4, 3)
     whole = sum(layer.macs for layer in tiny(3).layers.values())
-    assert [stage.macs for stage in plan.stages] == [whole // 2] * 2
+    assert [node.macs for node in plan.nodes] == [whole // 2] * 2
 
 
 def test_a_search_leaves_out_what_does_not_work():
@@ -153,8 +155,8 @@ def test_axes_that_cannot_be_cut(name, devices, message):
 def test_search_is_no_slower_than_samples_alone():
     request = request_for(cluster_of(2), tiny, 8, 4)
     plan, _, search = plan_layerwise(request, "tiny")
-    assert plan.schedule == "layer-wise"
-    assert plan.degrees.keys() == tiny(1).layers.keys()
+    assert plan.kind in ("layer-wise", "data-parallel")
+    assert plan.division.degrees.keys() == tiny(1).layers.keys()
     assert search.num_left <= 2
     alone, _, _ = given({"*": {"sample": 2}})
     assert plan.predicted.minibatch_s <= 1.001 * alone.predicted.minibatch_s
@@ -179,7 +181,7 @@ def test_a_build_trains_like_one_device(tmp_path):
     assert left[0][0] == left[1][0]
     for name, value in left[1][1].items():
         np.testing.assert_allclose(left[0][1][name], value, rtol=0.05, atol=1e-3, err_msg=name)
-    with pytest.raises(UserError, match="layer-wise build has no measured tasks"):
+    with pytest.raises(UserError, match="data-parallel build has no measured"):
         measure_build(build)
 
 

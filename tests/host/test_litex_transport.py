@@ -81,13 +81,13 @@ def test_training_over_litex(tmp_path, monkeypatch, cli):
     lines = ["format: 1", "name: lab", "topology: chain", "devices:"]
     others = together(cluster)
     with contextlib.ExitStack() as stack:
-        for number, stage in enumerate(build.plan.stages):
+        for number, node in enumerate(build.plan.nodes):
             soc = Soc(ModelledTransport(cluster, number), None, *others)
             stack.enter_context(contextlib.closing(soc))
             server = stack.enter_context(served(soc.port))
             (tmp_path / f"{number}.csv").write_text(csr_csv(size))
             address = f"{{device: '{server}', csr: {number}.csv}}"
-            lines.append(f"  - {{name: c{number}, board: {stage.board}, address: {address}}}")
+            lines.append(f"  - {{name: c{number}, board: {node.board}, address: {address}}}")
         (tmp_path / "lab.yaml").write_text("\n".join(lines) + "\n")
         board = ("--backend", "litex", "--cluster", "lab.yaml")
         data = ("--data", "random", "--no-validation", "--steps", 3)

@@ -61,8 +61,8 @@ def test_a_python_user_gets_a_larger_scratchpad_for_a_layer_that_does_not_fit(
     write_build = making.write_build
 
     def write(plan, *args, **options):
-        core = plan.stages[0].core
-        sizes.append(core.scratchpad_banks * core.scratchpad_bank_bytes)
+        core = plan.nodes[0].core
+        sizes.append(core.scratchpad.size_bytes)
         if len(sizes) == 1:
             raise UserError("layer 'conv9' is too large") from NoRoom()
         return write_build(plan, *args, **options)

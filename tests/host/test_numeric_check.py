@@ -10,7 +10,7 @@ from fpgapipe.host.backends.model import ModelBackend
 from fpgapipe.host.backends.torch_backend import TorchBackend
 from fpgapipe.host.runtime.numeric_check import NumericCheck
 from fpgapipe.hw.hls_models.numerics.element_format import BF16, FP32
-from fpgapipe.lowering.program.pipeline import build_pipeline
+from fpgapipe.lowering.lower import build_pipeline
 from fpgapipe.lowering.units.step_options import StepOptions, scalar_bits
 from fpgapipe.network.frontends.torch.torch_contexts import normalised_plainly
 from fpgapipe.network.frontends.torch.torch_program import from_torch

@@ -106,8 +106,8 @@ def test_the_head_has_the_figures(build, page):
     assert f"Samples per second {32 * 300e6 / rtl:,.0f} RTL, at the clock" in shown
     plan = build.plan
     busy = [
-        4 * (stage.forward_s + stage.input_gradient_s + stage.weight_gradient_s) + stage.update_s
-        for stage in plan.stages
+        4 * (node.forward_s + node.input_gradient_s + node.weight_gradient_s) + node.update_s
+        for node in plan.nodes
     ]
     efficiency = sum(busy) / 2 / (rtl / 300e6)
     assert f"Pipeline efficiency {100 * efficiency:.3g} % plan's ideal over simulated time" in shown

@@ -3,6 +3,7 @@
 import itertools
 import tomllib
 import xml.etree.ElementTree as ET
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -170,11 +171,9 @@ def test_headline_and_tile_have_the_cycles_of_a_simulated_run(tmp_path):
 
 def test_unequal_boards_have_the_clock_of_the_slowest(tmp_path):
     def slower(plan, graph):
-        first, second = plan.stages
-        core = second.core.model_copy(update={"clk_hz": 150e6})
-        return plan.model_copy(
-            update={"stages": (first, second.model_copy(update={"core": core}))}
-        ), graph
+        first, second = plan.nodes
+        slow = second.model_copy(update={"spec": replace(second.spec, clk_hz=150e6)})
+        return plan.with_nodes([first, slow]), graph
 
     subject = Subject.of(make_build(tmp_path / "built", change=slower))
     assert subject.plan.clk_hz == 150e6

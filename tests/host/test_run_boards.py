@@ -38,7 +38,7 @@ def lab(tmp_path, monkeypatch):
     small_build(tmp_path / "b", monkeypatch)
     monkeypatch.chdir(tmp_path)
     build = open_build(tmp_path / "b")
-    (tmp_path / "lab.yaml").write_text(cluster_file([stage.board for stage in build.plan.stages]))
+    (tmp_path / "lab.yaml").write_text(cluster_file([node.board for node in build.plan.nodes]))
     sizes = [part.memory_bytes + (1 << 22) for part in build.pipeline.parts]
     cluster = ModelledCluster(build.cores, sizes, build.pipeline.wiring)
     faults = {}
@@ -116,7 +116,7 @@ def test_a_device_that_is_out_of_reach_leaves_the_states_of_all(lab, cli):
     assert code == 2
     message, *states = err[err.index("error: ") :].splitlines()
     assert "Input/output error" in message
-    devices = [stage.device for stage in build.plan.stages]
+    devices = [node.device for node in build.plan.nodes]
     assert [line for line in states if not line.startswith(" ")] == [f"{x}:" for x in devices]
     assert states.count("  no program runs (done)") == len(devices)  # models end at once
 
@@ -150,7 +150,7 @@ def test_bringup_compares_the_clocks_of_links(lab, cli):
     build, _ = lab
     package = build.folder / "package" / "vivado"
     package.mkdir(parents=True)
-    core_hz = [stage.core.clk_hz for stage in build.plan.stages]
+    core_hz = [node.spec.clk_hz for node in build.plan.nodes]
     shown = " at .*, ".join(f"{each / 1e6:.4g} MHz" for each in core_hz)
 
     def last(text=None):
@@ -213,7 +213,7 @@ def test_options_that_do_not_fit(arguments, message, lab, cli):
 )
 def test_cluster_files_that_do_not_fit(entry, message, lab, cli, tmp_path):
     build, _ = lab
-    entry = entry.replace("BOARD", build.plan.stages[0].board)
+    entry = entry.replace("BOARD", build.plan.nodes[0].board)
     (tmp_path / "lab.yaml").write_text(cluster_file([], entries=[f"  - {entry}"]))
     code, _, err = cli("run", "b", *DATA, *BOARDS, "--steps", 1)
     assert code == 2

@@ -62,5 +62,5 @@ def test_a_step_in_rtl_equals_the_model(board, cli, tmp_path):
     steps = ("--backend", "sim", "--steps", 1, "--check", "--no-validation", "--json")
     code, out, err = cli("run", tmp_path / "b", *steps)
     assert code == 0, err
-    predicted = build.plan.predicted.minibatch_s * build.plan.stages[0].core.clk_hz
+    predicted = build.plan.predicted.minibatch_s * build.plan.nodes[0].spec.clk_hz
     assert predicted == pytest.approx(json.loads(out)["cycles"], rel=0.03)

@@ -14,7 +14,7 @@ from fpgapipe.host.bench.step_bench import relative_error
 from fpgapipe.hw.hls_models.model.core import CoreModel
 from fpgapipe.hw.hls_models.numerics import mx
 from fpgapipe.hw.hls_models.numerics.element_format import FP32
-from fpgapipe.lowering.program.pipeline import build_pipeline
+from fpgapipe.lowering.lower import build_pipeline
 from fpgapipe.lowering.program.step import build_step
 from fpgapipe.lowering.schedule.tasks import single_device
 from fpgapipe.lowering.units.step_options import StepOptions, scalar_bits

@@ -15,12 +15,12 @@ from fpgapipe.hw.hls_models.native.native_library import library
 from fpgapipe.hw.hls_models.native.native_program import NativeProgram
 from fpgapipe.hw.hls_models.numerics.element_format import FP32
 from fpgapipe.hw.hls_models.spec.core_spec import ScratchpadSpec
+from fpgapipe.lowering.lower import build_pipeline
 from fpgapipe.lowering.products.conv_passes import operations
 from fpgapipe.lowering.products.emit import rings_of
 from fpgapipe.lowering.products.tiled_product import TiledProduct
 from fpgapipe.lowering.program.array_rows import array_rows
 from fpgapipe.lowering.program.layer_program import OPERANDS, place
-from fpgapipe.lowering.program.pipeline import build_pipeline
 from fpgapipe.lowering.units.step_options import StepOptions, scalar_bits
 from fpgapipe.network.initial_values import initial_parameters, random_batch
 from fpgapipe.network.losses import Loss

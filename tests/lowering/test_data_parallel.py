@@ -6,6 +6,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 from pipeline_cases import run_devices
+from shard_cases import in_parts, one_stage
 from step_cases import every_operator
 from test_pipeline import CORE, ORDERS, SCALARS, left_behind
 
@@ -14,17 +15,18 @@ from fpgapipe.host.backends.model import ModelBackend
 from fpgapipe.host.backends.simulator import SimulatorBackend
 from fpgapipe.hw.hls_models.cycles.core_cycles import MemorySpec
 from fpgapipe.hw.hls_models.model.core import CoreModel
+from fpgapipe.lowering.lower import Lowering
 from fpgapipe.lowering.memory.layout import memory_bytes
 from fpgapipe.lowering.memory.memory_map import from_json, to_json
 from fpgapipe.lowering.program.device_program import SUM
 from fpgapipe.lowering.program.step import build_step
 from fpgapipe.lowering.schedule.tasks import single_device
 from fpgapipe.lowering.shards.degrees import Degrees
-from fpgapipe.lowering.shards.sharded import build_sharded, builder_of_device
 from fpgapipe.lowering.sums import all_reduce
 from fpgapipe.lowering.units.step_options import StepOptions
 from fpgapipe.network.initial_values import initial_parameters, random_batch
 from fpgapipe.network.zoo.layers import Network
+from fpgapipe.partition.schedule.schedule_kinds import make_schedule
 from fpgapipe.sim_tb.native.phy import WireSpec
 
 SAMPLES = 2
@@ -54,7 +56,7 @@ def by_samples(graph, num_devices):
 def shared_batch(graph, num_devices, count, options=None):
     """The programs of devices that share the micro-batches."""
     degrees = by_samples(graph, num_devices)
-    return build_sharded(graph, [CORE] * num_devices, degrees, count, options=options)
+    return in_parts(graph, [CORE] * num_devices, degrees, count, options=options)
 
 
 def on_several(graph, num_devices, inputs, labels, order="any", options=None):
@@ -184,7 +186,7 @@ def test_what_does_not_fit_is_refused():
         shared_batch(graph, 2, 3)
     cores = [CORE, replace(CORE, links=CORE.links[:1]), CORE]
     with pytest.raises(UserError, match="device 1 needs 2 links, not 1"):
-        build_sharded(graph, cores, by_samples(graph, 3), 3)
+        in_parts(graph, cores, by_samples(graph, 3), 3)
 
 
 @pytest.mark.sim
@@ -214,9 +216,10 @@ def test_memory_is_known_without_the_program(index):
     net = Network("wide", SAMPLES)
     net.linear(net.relu(net.linear(net.flatten(net.image(3, 8, 8)), 600)), 10)
     graph = net.build()
-    arguments = index, graph, [CORE] * 3, by_samples(graph, 3), 6
-    program = builder_of_device(*arguments).build()
+    stages, schedule = one_stage(graph, by_samples(graph, 3), 3), make_schedule("1f1b-as", 1, 2)
+    lowering = Lowering.of(graph, [CORE] * 3, stages, schedule)
+    program = lowering.builder(0, index).build()
     transfers = [each for each in program.kernels if each.layer == SUM]
-    demand = builder_of_device(*arguments).demand()
+    demand = lowering.builder(0, index).demand()
     assert len(demand.uses) < len(program.demand.uses) - len(transfers) // 2
     assert memory_bytes(demand) == program.memory_bytes

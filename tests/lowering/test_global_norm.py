@@ -29,7 +29,7 @@ from test_tied_weights import NEAR, thrice
 from fpgapipe.host.backends.model import ModelBackend
 from fpgapipe.host.backends.simulator import SimulatorBackend
 from fpgapipe.hw.hls_models.cycles.core_cycles import MemorySpec
-from fpgapipe.lowering.program.pipeline import build_pipeline
+from fpgapipe.lowering.lower import build_pipeline
 from fpgapipe.lowering.program.share import Share
 from fpgapipe.lowering.sums import global_norm
 from fpgapipe.lowering.units.step_options import NORM, StepOptions, scalar_bits

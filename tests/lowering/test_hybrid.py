@@ -16,8 +16,9 @@ from fpgapipe.host.backends.model import ModelBackend
 from fpgapipe.host.backends.simulator import SimulatorBackend
 from fpgapipe.hw.hls_models.cycles.core_cycles import MemorySpec
 from fpgapipe.hw.hls_models.numerics.element_format import BF16, FP32
+from fpgapipe.lowering.lower import build_pipeline
 from fpgapipe.lowering.shards.degrees import Degrees
-from fpgapipe.lowering.shards.hybrid import build_hybrid
+from fpgapipe.lowering.shards.stages import Stages
 from fpgapipe.lowering.units.network_units import layers_together
 from fpgapipe.lowering.units.step_options import StepOptions
 from fpgapipe.network.initial_values import initial_parameters, random_batch
@@ -53,7 +54,7 @@ def built(graph, stages, count, options=None, kind="1f1b-as"):
     layers, sizes, degrees = plan(graph, stages)
     schedule = make_schedule(kind, len(stages), count)
     cores = [CORE] * sum(sizes)
-    return build_hybrid(graph, cores, layers, sizes, degrees, schedule, options=options)
+    return build_pipeline(graph, cores, Stages(layers, sizes, degrees), schedule, options=options)
 
 
 def run(graph, stages, count, options, order="any", kind="1f1b-as"):
@@ -182,13 +183,13 @@ def test_numbers_of_devices():
     layers, sizes, degrees = plan(graph, [(2, "cccc"), (1, "wwwww")])
     schedule = make_schedule("1f1b-as", 2, 2)
     with pytest.raises(UserError, match="2 stages need a number of devices each, 2 together"):
-        build_hybrid(graph, [CORE] * 2, layers, sizes, degrees, schedule)
+        build_pipeline(graph, [CORE] * 2, Stages(layers, sizes, degrees), schedule)
     bare = replace(CORE, links=CORE.links[:1])
     with pytest.raises(UserError, match="the core of device 1 needs 2 links, not 1"):
-        build_hybrid(graph, [CORE, bare, CORE], layers, sizes, degrees, schedule)
+        build_pipeline(graph, [CORE, bare, CORE], Stages(layers, sizes, degrees), schedule)
     del degrees["conv1"]
     with pytest.raises(UserError, match="the strategy says nothing about layer 'conv1'"):
-        build_hybrid(graph, [CORE] * 3, layers, sizes, degrees, schedule)
+        build_pipeline(graph, [CORE] * 3, Stages(layers, sizes, degrees), schedule)
 
 
 @pytest.mark.sim

@@ -15,9 +15,9 @@ from fpgapipe.host.backends.torch_backend import TorchBackend
 from fpgapipe.host.runtime.numeric_check import NumericCheck
 from fpgapipe.hw.hls_models.cycles.core_cycles import MemorySpec
 from fpgapipe.hw.hls_models.model.core import CoreModel
+from fpgapipe.lowering.lower import build_pipeline
 from fpgapipe.lowering.memory.layout import memory_bytes
 from fpgapipe.lowering.program.array_rows import array_rows
-from fpgapipe.lowering.program.pipeline import build_pipeline
 from fpgapipe.lowering.program.step import build_step
 from fpgapipe.lowering.schedule.schedule import Task, TaskKind, parse
 from fpgapipe.lowering.schedule.weight_versions import LateWeights, WeightCopies

@@ -7,8 +7,8 @@ pytest.importorskip("numba")
 
 from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec, ScratchpadSpec, VectorSpec
 from fpgapipe.hw.hls_models.spec.link import LinkEngineSpec
+from fpgapipe.lowering.lower import build_pipeline
 from fpgapipe.lowering.program import compiled_order, long_order
-from fpgapipe.lowering.program.pipeline import build_pipeline
 from fpgapipe.lowering.units.step_options import StepOptions
 from fpgapipe.network.load import load_network
 from fpgapipe.partition.schedule.schedule_kinds import make_schedule

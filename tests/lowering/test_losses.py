@@ -18,7 +18,7 @@ from fpgapipe.host.backends.torch_backend import TorchBackend
 from fpgapipe.host.backends.torch_step import torch_step
 from fpgapipe.hw.hls_models.cycles.core_cycles import MemorySpec
 from fpgapipe.hw.hls_models.numerics.element_format import FP32
-from fpgapipe.lowering.program.pipeline import build_pipeline
+from fpgapipe.lowering.lower import build_pipeline
 from fpgapipe.lowering.program.step import build_step
 from fpgapipe.lowering.units.step_options import StepOptions, counting_labels, scalar_bits
 from fpgapipe.network.initial_values import initial_parameters, random_batch

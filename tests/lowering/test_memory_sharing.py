@@ -10,10 +10,10 @@ from test_fbp import CORE, network
 from test_microbatches import ORDERS, run, tasks_of
 from test_pipeline import cut
 
+from fpgapipe.lowering.lower import build_pipeline
 from fpgapipe.lowering.memory.layout import memory_bytes
 from fpgapipe.lowering.memory.memory_map import LABELS, LOSS
 from fpgapipe.lowering.memory.sharing import Category, Life, fullest, share
-from fpgapipe.lowering.program.pipeline import build_pipeline
 from fpgapipe.lowering.program.step import build_step
 from fpgapipe.lowering.units.step_options import StepOptions
 from fpgapipe.partition.schedule.schedule_kinds import make_schedule

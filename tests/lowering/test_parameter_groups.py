@@ -26,7 +26,7 @@ SCALARS = {"learning_rate": 0.01, "weight_decay": 0.5}
 
 def step_of(graph, options, num_stages=1):
     """Weights before a step and after it, and gradients."""
-    from fpgapipe.lowering.program.pipeline import build_pipeline
+    from fpgapipe.lowering.lower import build_pipeline
     from fpgapipe.partition.schedule.schedule_kinds import make_schedule
 
     schedule = make_schedule("1f1b-as", num_stages, COUNT)

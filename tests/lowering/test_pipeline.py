@@ -14,10 +14,10 @@ from fpgapipe.hw.hls_models.isa.instructions import Opcode, semaphores_of_core
 from fpgapipe.hw.hls_models.model.cluster import run_cluster
 from fpgapipe.hw.hls_models.model.core import CoreModel
 from fpgapipe.hw.hls_models.spec.link import LinkEngineSpec
+from fpgapipe.lowering.lower import build_pipeline, tasks_of_stages
 from fpgapipe.lowering.memory.memory_map import from_json, to_json
 from fpgapipe.lowering.program.boundary import stages_of
 from fpgapipe.lowering.program.hazards import STORED
-from fpgapipe.lowering.program.pipeline import build_pipeline, tasks_of_stages
 from fpgapipe.lowering.program.step import build_step
 from fpgapipe.lowering.schedule.schedule import TaskKind
 from fpgapipe.lowering.schedule.tasks import single_device

@@ -13,9 +13,9 @@ from fpgapipe.host.backends.model import ModelBackend
 from fpgapipe.host.backends.simulator import SimulatorBackend
 from fpgapipe.hw.hls_models.cycles.core_cycles import MemorySpec
 from fpgapipe.hw.hls_models.isa.instructions import Opcode, semaphores_of_core
+from fpgapipe.lowering.lower import build_pipeline
 from fpgapipe.lowering.program import assemble
 from fpgapipe.lowering.program.hazards import STORED, Hazards
-from fpgapipe.lowering.program.pipeline import build_pipeline
 from fpgapipe.lowering.units.step_options import scalar_bits
 from fpgapipe.network.initial_values import initial_parameters
 from fpgapipe.partition.schedule.schedule_kinds import make_schedule

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 from pipeline_cases import run_devices
+from shard_cases import in_parts, one_stage
 from step_cases import every_operator
 from test_data_parallel import WIRE, on_one
 from test_pipeline import CORE, ORDERS, SCALARS, left_behind
@@ -12,11 +13,10 @@ from fpgapipe.host.backends.model import ModelBackend
 from fpgapipe.host.backends.simulator import SimulatorBackend
 from fpgapipe.hw.hls_models.cycles.core_cycles import MemorySpec
 from fpgapipe.hw.hls_models.numerics.element_format import BF16, FP32
+from fpgapipe.lowering.lower import network_of_device
 from fpgapipe.lowering.memory.memory_map import from_json, to_json
 from fpgapipe.lowering.program.step import build_step
 from fpgapipe.lowering.shards.degrees import SERIAL, Degrees
-from fpgapipe.lowering.shards.local_network import local_network
-from fpgapipe.lowering.shards.sharded import build_sharded
 from fpgapipe.lowering.units.network_units import layers_together
 from fpgapipe.lowering.units.step_options import StepOptions
 from fpgapipe.network.initial_values import initial_parameters, random_batch
@@ -77,7 +77,7 @@ def degrees_of(graph, num_devices, letters, parts=1):
 def run(graph, num_devices, degrees, count, options=None, order="any"):
     """Run a step of `count` micro-batches; return the program and what it leaves behind."""
     options = options or StepOptions()
-    pipeline = build_sharded(graph, [CORE] * num_devices, degrees, count, options=options)
+    pipeline = in_parts(graph, [CORE] * num_devices, degrees, count, options=options)
     memories = pipeline.images(initial_parameters(graph, 0))
     pipeline.set_batch(memories, *random_batch(graph, 0, count))
     programs = [part.instructions for part in pipeline.parts]
@@ -311,7 +311,7 @@ def test_groups_have_the_bits_of_one_device(letters):
 
 def test_memory_map_is_data():
     graph = small_network(SAMPLES)
-    part = build_sharded(graph, [CORE] * 3, degrees_of(graph, 3, "cccccccccw"), 1).parts[1]
+    part = in_parts(graph, [CORE] * 3, degrees_of(graph, 3, "cccccccccw"), 1).parts[1]
     again = from_json(to_json(part))
     assert again.stored["conv1.weight"].part == (0, 3, 10)
     assert again.stored["conv1.weight"].whole_shape == (10, 3, 3, 3)
@@ -326,7 +326,7 @@ def test_state_goes_into_other_devices():
     assert {name: each.shape for name, each in state.items()} == {
         name: each.shape for name, each in state_of_one(graph).items()
     }
-    other = build_sharded(graph, [CORE] * 2, degrees_of(graph, 2, "wcwcwwcwcw"), 1)
+    other = in_parts(graph, [CORE] * 2, degrees_of(graph, 2, "wcwcwwcwcw"), 1)
     there = other.images(initial_parameters(graph, 1))
     other.set_state(there, state)
     for name, value in other.state(there).items():
@@ -351,7 +351,7 @@ def test_refused(num_devices, letters, message):
     graph = every_operator(SAMPLES)
     letters = letters[: len(layers_together(graph)) - 1] + letters[-1]
     with pytest.raises(NotImplementedError, match=message):
-        build_sharded(graph, [CORE] * num_devices, degrees_of(graph, num_devices, letters), 2)
+        in_parts(graph, [CORE] * num_devices, degrees_of(graph, num_devices, letters), 2)
 
 
 def test_refused_degrees():
@@ -360,21 +360,21 @@ def test_refused_degrees():
     with pytest.raises(
         NotImplementedError, match=r"^layer 'conv2' has degrees width=4: on 4 devic"
     ):
-        local_network(graph, degrees | {"conv2": Degrees(width=4)}, 0, 4)
+        network_of_device(one_stage(graph, degrees | {"conv2": Degrees(width=4)}, 4), graph, 0, 0)
     odd = {"conv1": Degrees(2), "conv2": SERIAL}
     with pytest.raises(NotImplementedError, match=r"^layer 'conv1' has sample=2 and layer 'conv2'"):
-        local_network(graph, degrees | odd, 0, 4)
+        network_of_device(one_stage(graph, degrees | odd, 4), graph, 0, 0)
     with pytest.raises(NotImplementedError, match="but 4 devices are not 3 equal groups"):
-        local_network(graph, degrees | {"conv2": Degrees(3)}, 0, 4)
+        network_of_device(one_stage(graph, degrees | {"conv2": Degrees(3)}, 4), graph, 0, 0)
     with pytest.raises(UserError, match=r"^the strategy says nothing about layer 'conv2'$"):
-        local_network(graph, {n: d for n, d in degrees.items() if n != "conv2"}, 0, 4)
+        network_of_device(
+            one_stage(graph, {n: d for n, d in degrees.items() if n != "conv2"}, 4), graph, 0, 0
+        )
     few = degrees_of(graph, 11, "c") | {"linear2": SERIAL}
     with pytest.raises(
         NotImplementedError, match=r"^layer 'conv1' has 10 channels, which cannot be cut"
     ):
-        local_network(graph, few, 0, 11)
-    with pytest.raises(UserError, match="3 micro-batches cannot be shared equally by 4 devices"):
-        build_sharded(graph, [CORE] * 4, degrees, 3)
+        network_of_device(one_stage(graph, few, 11), graph, 0, 0)
 
 
 @pytest.mark.sim
@@ -398,7 +398,7 @@ def test_refused_degrees():
 def test_hardware_equals_the_model(num_devices, letters, parts):
     graph = images(SAMPLES, 16) if len(letters) == 9 else small_network(SAMPLES)
     degrees = degrees_of(graph, num_devices, letters, parts)
-    pipeline = build_sharded(graph, [CORE] * num_devices, degrees, num_devices)
+    pipeline = in_parts(graph, [CORE] * num_devices, degrees, num_devices)
     parameters = initial_parameters(graph, 0)
     inputs, labels = random_batch(graph, 0, num_devices)
     wires = [WIRE] * (num_devices - 1)
@@ -424,7 +424,7 @@ def test_what_has_no_samples_is_not_cut_by_channels(shape):
     graph = net.build()
     degrees = dict.fromkeys(graph.layers, SERIAL) | {scale: Degrees(channel=2)}
     with pytest.raises(NotImplementedError, match=rf"^layer '{scale}' \(exp\) cannot be cut by ch"):
-        build_sharded(graph, [CORE] * 2, degrees, 1)
+        in_parts(graph, [CORE] * 2, degrees, 1)
 
 
 def strided(batch):
@@ -457,4 +457,6 @@ def strided(batch):
 def test_rows_that_cannot_be_cut(graph, letters, num_devices, message):
     network = graph(SAMPLES)
     with pytest.raises(NotImplementedError, match=message):
-        local_network(network, degrees_of(network, num_devices, letters), 0, num_devices)
+        one_stage(network, degrees_of(network, num_devices, letters), num_devices).network(
+            network, 0, 0
+        )

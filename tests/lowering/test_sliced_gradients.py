@@ -5,16 +5,16 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from pipeline_cases import run_devices
+from shard_cases import in_parts
 from step_cases import SMALL_CORE
 from test_pipeline import CORE, ORDERS, SCALARS, cut
 
 from fpgapipe.hw.hls_models.model.core import CoreModel
+from fpgapipe.lowering.lower import build_pipeline
 from fpgapipe.lowering.products.conv import ConvSpec
-from fpgapipe.lowering.program.pipeline import build_pipeline
 from fpgapipe.lowering.program.step import build_step
 from fpgapipe.lowering.schedule.tasks import single_device
 from fpgapipe.lowering.shards.degrees import Degrees
-from fpgapipe.lowering.shards.sharded import build_sharded
 from fpgapipe.lowering.units import late_gradients
 from fpgapipe.lowering.units.step_options import StepOptions
 from fpgapipe.network.initial_values import initial_parameters, random_batch
@@ -111,7 +111,7 @@ def test_gradients_that_devices_add_up_are_kept(monkeypatch):
     monkeypatch.setattr(late_gradients, "LEAST_BYTES", 0)
     monkeypatch.setattr(late_gradients, "SLICED_BYTES", 4096)
     graph = network()
-    pipeline = build_sharded(graph, [CORE] * 2, dict.fromkeys(graph.layers, Degrees(sample=2)), 4)
+    pipeline = in_parts(graph, [CORE] * 2, dict.fromkeys(graph.layers, Degrees(sample=2)), 4)
     for part in pipeline.parts:
         assert {f"{name}.gradient" for name in SLICED} < set(part.places)
 

@@ -17,7 +17,7 @@ from fpgapipe.host.bench.step_check import product_errors
 from fpgapipe.hw.hls_models.model.core import CoreModel
 from fpgapipe.hw.hls_models.numerics.element_format import BF16, FP32
 from fpgapipe.lowering.kernels.dropout import drop_factors
-from fpgapipe.lowering.program.pipeline import build_pipeline
+from fpgapipe.lowering.lower import build_pipeline
 from fpgapipe.lowering.program.step import build_step
 from fpgapipe.lowering.units.network_units import drop_factors_of, units_of
 from fpgapipe.lowering.units.step_options import StepOptions, scalar_bits

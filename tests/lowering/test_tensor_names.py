@@ -9,7 +9,7 @@ from step_cases import SMALL_CORE
 from fpgapipe.errors import UserError
 from fpgapipe.host.backends.model import ModelBackend
 from fpgapipe.hw.hls_models.spec.link import LinkEngineSpec
-from fpgapipe.lowering.program.pipeline import build_pipeline
+from fpgapipe.lowering.lower import build_pipeline
 from fpgapipe.lowering.units.network_units import check_network
 from fpgapipe.lowering.units.step_options import StepOptions, scalar_bits
 from fpgapipe.lowering.units.tensor_names import TensorNames

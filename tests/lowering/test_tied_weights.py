@@ -19,8 +19,8 @@ from fpgapipe.host.backends.model import ModelBackend
 from fpgapipe.host.backends.simulator import SimulatorBackend
 from fpgapipe.hw.hls_models.cycles.core_cycles import MemorySpec
 from fpgapipe.hw.hls_models.numerics.element_format import FP32
+from fpgapipe.lowering.lower import build_pipeline
 from fpgapipe.lowering.program import pipeline as pipeline_module
-from fpgapipe.lowering.program.pipeline import build_pipeline
 from fpgapipe.lowering.units.network_units import refusals_of
 from fpgapipe.lowering.units.step_options import StepOptions
 from fpgapipe.network.initial_values import initial_parameters, random_batch

@@ -16,8 +16,8 @@ from fpgapipe.host.backends.verification import verify  # noqa: E402
 from fpgapipe.host.runtime.checkpoint import LAYERS_MAGIC, MAGIC, Checkpoint  # noqa: E402
 from fpgapipe.host.runtime.parameters_file import read_parameters  # noqa: E402
 from fpgapipe.hw.hls_models.numerics.element_format import FP32  # noqa: E402
+from fpgapipe.lowering.lower import build_pipeline  # noqa: E402
 from fpgapipe.lowering.program.parameter_layout import stored_as  # noqa: E402
-from fpgapipe.lowering.program.pipeline import build_pipeline  # noqa: E402
 from fpgapipe.lowering.units.layouts import PLAIN, Layout  # noqa: E402
 from fpgapipe.lowering.units.network_units import check_network  # noqa: E402
 from fpgapipe.lowering.units.step_options import StepOptions, scalar_bits  # noqa: E402

@@ -10,7 +10,7 @@ from test_pipeline import CORE
 from fpgapipe.host.backends.model import ModelBackend
 from fpgapipe.host.data.data import load_data
 from fpgapipe.hw.hls_models.spec.core_spec import ScratchpadSpec
-from fpgapipe.lowering.program.pipeline import build_pipeline
+from fpgapipe.lowering.lower import build_pipeline
 from fpgapipe.lowering.units.step_options import scalar_bits
 from fpgapipe.network.initial_values import initial_parameters
 from fpgapipe.network.zoo import built_in

@@ -10,7 +10,7 @@ from test_pipeline import CORE, cut
 
 from fpgapipe.host.cli.main import cli
 from fpgapipe.hw.hls_models.cycles.core_cycles import MemorySpec, predict
-from fpgapipe.lowering.program.pipeline import build_pipeline
+from fpgapipe.lowering.lower import build_pipeline
 from fpgapipe.lowering.program.step import build_step
 from fpgapipe.lowering.units.step_options import StepOptions
 from fpgapipe.network.zoo.layers import Network

@@ -2,7 +2,7 @@
 
 import pytest
 
-from fpgapipe.lowering.program.pipeline import tasks_of_stages
+from fpgapipe.lowering.lower import tasks_of_stages
 from fpgapipe.lowering.schedule.tasks import slots_of
 from fpgapipe.partition.pricing.few_tasks import cases_of, few_tasks, like
 from fpgapipe.partition.schedule.schedule_kinds import make_schedule

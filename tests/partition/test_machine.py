@@ -45,7 +45,7 @@ def test_a_plan_has_the_times_and_bytes_of_its_programs(train):
     pipeline = lower_plan(plan, graph, cluster)
     priced, timeline = price_plan(plan, graph, cluster)
     timing = PipelineTiming.of(pipeline, memory_specs(plan), wire_timings(plan, cluster))
-    clk_hz = plan.stages[0].core.clk_hz
+    clk_hz = plan.nodes[0].spec.clk_hz
     assert priced.predicted.level == "machine"
     assert priced.predicted.minibatch_s == pytest.approx(timing.event_cycles / clk_hz)
     assert timeline.makespan_s < priced.predicted.minibatch_s
@@ -89,7 +89,7 @@ def test_a_few_microbatches_are_lowered_with_the_options_of_all(monkeypatch):
 def test_updates_that_wait_for_the_norm_are_priced(devices, kind):
     """The total goes to the first stage, and the factor comes back."""
     plan, graph, cluster = planned(devices=devices, count=6, kind=kind)
-    clk_hz = plan.stages[0].core.clk_hz
+    clk_hz = plan.nodes[0].spec.clk_hz
     cycles = {}
     for clip_norm in (None, 1.0):
         options = StepOptions(optimiser="adamw", clip_norm=clip_norm)

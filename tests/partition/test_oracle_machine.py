@@ -37,7 +37,7 @@ def test_the_time_is_that_of_the_plan():
     assert found.minibatch_s == plan.predicted.minibatch_s
     assert found.compute_s + found.communication_s == pytest.approx(found.minibatch_s)
     assert 0 < found.communication_s < found.minibatch_s / 10
-    assert found.memory_bytes == max(stage.memory_bytes for stage in plan.stages)
+    assert found.memory_bytes == max(node.memory_bytes for node in plan.nodes)
     assert found.max_devices == 32  # filters of the first convolution
     one = ask(DIGITS, "filter", 1)
     assert one.efficiency == 1

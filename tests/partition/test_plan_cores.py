@@ -39,9 +39,9 @@ from fpgapipe.partition.explore.explorer import device_chains, explore
 from fpgapipe.partition.explore.planned import as_plan, link_end, one_link_each
 from fpgapipe.partition.explore.smallest import THROUGHPUT, explore_smallest
 from fpgapipe.partition.explore.unit_problem import make_problem
-from fpgapipe.partition.plan import CorePlan
+from fpgapipe.partition.plan import Plan
 from fpgapipe.partition.pricing.machine import lower_plan
-from fpgapipe.partition.pricing.plan_cores import core_spec, core_specs, memory_specs, wire_timings
+from fpgapipe.partition.pricing.plan_cores import core_specs, memory_specs, wire_timings
 from fpgapipe.partition.search.every_device import over_all_devices
 from fpgapipe.partition.search.problem import PlanError, schedule_model
 
@@ -58,7 +58,7 @@ def test_every_planned_core_can_be_generated_and_fits(name):
         assert not core_fits(device, node.core)
         assert node.core.scratchpad.banks >= 2
         linked = with_links(node, [LinkEngineSpec(phy_bytes=64)])
-        assert core_spec(CorePlan.of(linked)) == linked.core
+        assert len(linked.core.links) == 1
 
 
 def test_links_as_many_as_neighbours():
@@ -98,12 +98,9 @@ def pair(batch):
 
 def test_each_device_has_programs_for_its_own_memory():
     plan, graph, cluster = plan_of(2, pair)
-    slow = plan.stages[1].core.model_copy(
-        update={"memory_bytes_per_cycle": 0.25, "memory_latency_cycles": 3000}
-    )
-    other = plan.model_copy(
-        update={"stages": (plan.stages[0], plan.stages[1].model_copy(update={"core": slow}))}
-    )
+    first, second = plan.nodes
+    slow = dataclasses.replace(second.spec, memory_bytes_per_cycle=0.25, memory_latency_cycles=3000)
+    other = plan.with_nodes([first, second.model_copy(update={"spec": slow})])
     one, two = (lower_plan(each, graph, cluster).parts for each in (plan, other))
     assert one[0].instructions == two[0].instructions
     assert one[1].instructions != two[1].instructions
@@ -116,10 +113,8 @@ def test_a_chain_of_unlike_boards_is_built_from_either_end():
     unlike = dataclasses.replace(cluster, devices=(first, dataclasses.replace(second, name="b")))
     assert len(device_chains(unlike)) == 2
     names = unlike.device_names[::-1]
-    stages = zip(plan.stages, names, strict=True)
-    back = plan.model_copy(
-        update={"stages": tuple(s.model_copy(update={"device": name}) for s, name in stages)}
-    )
+    pairs = zip(plan.nodes, names, strict=True)
+    back = plan.with_nodes([each.model_copy(update={"device": name}) for each, name in pairs])
     for each in (plan, back):
         assert why_not_built(each, graph, unlike)["possible"]
         assert len(lower_plan(each, graph, unlike).parts) == 2
@@ -163,13 +158,13 @@ def test_of_several_links_the_fastest_is_used():
 
 def test_cores_that_cannot_be_generated():
     plan, _, cluster = plan_of(1)
-    core = plan.stages[0].core
-    with pytest.raises(UserError, match=r"^no core is generated from the plan: core cols must be "):
-        core_spec(core.model_copy(update={"cols": 33}))
-    nothing = core.model_copy(update={"memory_bytes_per_cycle": 0.0})
-    stage = plan.stages[0].model_copy(update={"core": nothing})
+    text = plan.to_json().replace(f'"cols": {plan.nodes[0].core.cols}', '"cols": 33')
+    with pytest.raises(ValueError, match=r"core cols must be in 1..32 or a multiple of 32, not 33"):
+        Plan.model_validate_json(text)
+    nothing = dataclasses.replace(plan.nodes[0].spec, memory_bytes_per_cycle=0.0)
+    node = plan.nodes[0].model_copy(update={"spec": nothing})
     with pytest.raises(UserError, match=r"^u280-0 has no memory beside its fabric"):
-        memory_specs(plan.model_copy(update={"stages": (stage,)}))
+        memory_specs(plan.with_nodes([node]))
     lonely = dataclasses.replace(cluster_of(2), links=())
     with pytest.raises(UserError, match=r"^cluster u280-x2 has no link between u280-0 and u280-1$"):
         wire_specs(plan_of(2)[0], lonely)

@@ -76,9 +76,9 @@ def test_a_plan_has_one_core_and_the_bytes_of_the_state():
     models = [("tiny", tiny), ("tiny", tiny), ("tiny", tiny)]
     cluster = cluster_of(4)
     plan = plan_ring(models, 4, cluster, array=(4, 4))
-    assert {stage.device for stage in plan.spread.stages} == set(cluster.device_names)
-    assert {each.stages[0].core for each in plan.plans} == {plan.spread.stages[0].core}
-    assert len(plan.spread.stages[0].core.links) == 2
+    assert {node.device for node in plan.spread.nodes} == set(cluster.device_names)
+    assert {each.nodes[0].core for each in plan.plans} == {plan.spread.nodes[0].core}
+    assert len(plan.spread.nodes[0].core.links) == 2
     graph = tiny(1)
     trained = sum(
         each.spec.elements

@@ -113,12 +113,12 @@ def _devices(
     boards = [cluster.boards[index].name for index in own]
     if folder is not None:
         build = fpgapipe.open_build(Path(folder))
-        stages = [(stage.device, stage.board) for stage in build.plan.stages]
+        stages = [(node.device, node.board) for node in build.plan.nodes]
         if not {device for device, _ in stages} <= set(names):
             stages = [(name, board) for name, (_, board) in zip(names, stages, strict=False)]
-        if len(stages) < len(build.plan.stages):
+        if len(stages) < len(build.plan.nodes):
             raise UserError(
-                f"{file}: an agent simulates all {len(build.plan.stages)} devices of a build, "
+                f"{file}: an agent simulates all {len(build.plan.nodes)} devices of a build, "
                 f"since they are joined by links, and only {len(names)} have its address"
             )
         world = _World(build, backend)

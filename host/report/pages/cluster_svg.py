@@ -29,8 +29,8 @@ def cluster_section(subject: Subject) -> Section:
     )
     body = '<div class="view picture" tabindex="0" role="group" aria-label="Devices and links">'
     body += "".join(_picture(subject)) + "</div>\n"
-    if len(plan.stages) > MAX_DRAWN:
-        body += f'<p class="note">The first {MAX_DRAWN} of {len(plan.stages):,} devices.</p>'
+    if len(plan.nodes) > MAX_DRAWN:
+        body += f'<p class="note">The first {MAX_DRAWN} of {len(plan.nodes):,} devices.</p>'
     body += _stage_table(subject) + _memory_table(subject)
     proof = "optimal by the planner's prices" if plan.optimal else "not proved optimal"
     body += f'<p class="note">The cut is {proof}: {text(plan.reason)}.</p>\n'
@@ -38,13 +38,13 @@ def cluster_section(subject: Subject) -> Section:
 
 
 def _picture(subject: Subject) -> Iterator[str]:
-    drawn = min(len(subject.plan.stages), MAX_DRAWN)
+    drawn = min(len(subject.plan.nodes), MAX_DRAWN)
     across = min(drawn, PER_ROW)
     card, gap = (300, 150) if across <= 2 else (264, 132) if across == 3 else (220, 104)
     rows = -(-drawn // across)
     width = 2 * _PAD + across * card + (across - 1) * gap
     height = 2 * _PAD + rows * _CARD_HEIGHT + (rows - 1) * _ROW_GAP
-    label = f"{counted(len(subject.plan.stages), 'device')} in a row, each joined to the next"
+    label = f"{counted(len(subject.plan.nodes), 'device')} in a row, each joined to the next"
     yield (
         f'<svg class="cluster" viewBox="0 0 {width} {height}" style="max-width:{width}px" '
         f'role="img" aria-label="{label}">'
@@ -63,8 +63,8 @@ def _picture(subject: Subject) -> Iterator[str]:
 
 
 def _card(subject: Subject, i: int, x: float, y: float, width: int) -> Iterator[str]:
-    stage, device = subject.plan.stages[i], subject.device(i)
-    core = stage.core
+    node, device = subject.plan.nodes[i], subject.device(i)
+    core, names = node.core, subject.plan.node_layers[i]
     chars = (width - 28) // 7
     yield f'<g class="device"><title>{text(_layers(subject, i))}</title>'
     yield f'<rect class="card" x="{x}" y="{y}" width="{width}" height="{_CARD_HEIGHT}" rx="10"/>'
@@ -75,26 +75,26 @@ def _card(subject: Subject, i: int, x: float, y: float, width: int) -> Iterator[
     def line(at: float, words: str, css: str = "") -> str:
         return f'<text class="{css}" x="{left}" y="{y + at:g}">{text(_cut(words, chars))}</text>'
 
-    yield line(29, _cut(stage.device, (width - 100) // 9), "name")
-    yield line(47, f"{stage.board}, {scaled(core.clk_hz, 'Hz')}", "soft")
+    yield line(29, _cut(node.device, (width - 100) // 9), "name")
+    yield line(47, f"{node.board}, {scaled(node.spec.clk_hz, 'Hz')}", "soft")
     yield line(71, f"{array_words(core)} array, {core.vector_lanes} lanes")
-    yield line(88, f"{scaled(core.scratchpad_bytes, 'B', 1024)} scratchpad", "soft")
-    layers = textwrap.wrap(", ".join(stage.layers), chars, break_on_hyphens=False)
-    head = counted(len(stage.layers), "layer")
+    yield line(88, f"{scaled(core.scratchpad.size_bytes, 'B', 1024)} scratchpad", "soft")
+    layers = textwrap.wrap(", ".join(names), chars, break_on_hyphens=False)
+    head = counted(len(names), "layer")
     yield line(112, head)
     for number, words in enumerate(layers[:_LAYER_LINES]):
         more = number == _LAYER_LINES - 1 and len(layers) > _LAYER_LINES
         yield line(128 + 15 * number, words[: chars - 1] + "…" if more else words, "soft")
-    share = stage.memory_bytes / device.memory_bytes if device.memory_bytes else 0.0
+    share = node.memory_bytes / device.memory_bytes if device.memory_bytes else 0.0
     bar = width - 28
     yield f'<rect class="track" x="{left}" y="{y + 172}" width="{bar}" height="7" rx="3.5"/>'
-    filled = max(bar * min(share, 1.0), 3.0 if stage.memory_bytes else 0.0)
+    filled = max(bar * min(share, 1.0), 3.0 if node.memory_bytes else 0.0)
     over = " over" if share > 1 else ""
     yield (
         f'<rect class="fill{over}" x="{left}" y="{y + 172}" width="{filled:.1f}" height="7" '
         'rx="3.5"/>'
     )
-    used = scaled(stage.memory_bytes, "B", 1024)
+    used = scaled(node.memory_bytes, "B", 1024)
     room = scaled(device.memory_bytes, "B", 1024)
     yield line(195, f"{used} of {room} memory", "soft")
     yield "</g>"
@@ -104,8 +104,8 @@ def _traffic(subject: Subject, i: int) -> tuple[str, str, str, str]:
     """Return the rate of a link, its bytes in either direction, and all of it in words."""
     link = subject.link(i)
     rate = "no link" if link is None else scaled(link.payload_bytes_per_s, "B/s")
-    sends = scaled(subject.plan.stages[i].sends_bytes, "B")
-    returns = scaled(subject.plan.stages[i].returns_bytes, "B")
+    sends = scaled(subject.plan.nodes[i].sends_bytes, "B")
+    returns = scaled(subject.plan.nodes[i].returns_bytes, "B")
     words = [f"{subject.names[i]} to {subject.names[i + 1]}: {rate}"]
     if link is not None:
         words.append(f"{link.protocol}, latency {duration(link.latency_s)}")
@@ -163,7 +163,7 @@ def _layers(subject: Subject, i: int) -> str:
     operators = subject.operators
     lines = [
         f"{name} ({operators[name]})" if name in operators else name
-        for name in subject.plan.stages[i].layers
+        for name in subject.plan.node_layers[i]
     ]
     return "\n".join([f"Layers of {subject.names[i]}:", *lines])
 
@@ -193,26 +193,27 @@ def _stage_table(subject: Subject) -> str:
         Heading("Memory", hint="The most in use at a time"),
     ]
     rows = []
-    for i, stage in enumerate(subject.plan.stages):
-        core = stage.core
+    pairs = zip(subject.plan.nodes, subject.plan.node_layers, strict=True)
+    for i, (node, names) in enumerate(pairs):
+        core = node.core
         cells = core.rows * core.cols * core.num_engines
         passes = (
-            stage.forward_s,
-            stage.input_gradient_s,
-            stage.weight_gradient_s,
-            stage.update_s,
+            node.forward_s,
+            node.input_gradient_s,
+            node.weight_gradient_s,
+            node.update_s,
         )
         rows.append(
             [
                 whole(i),
-                Cell(text(stage.device)),
+                Cell(text(node.device)),
                 Cell(array_words(core), cells),
-                whole(len(stage.layers)),
-                Cell(text(stage.layers[0])),
-                Cell(text(stage.layers[-1])),
-                Cell(count(stage.macs), stage.macs),
+                whole(len(names)),
+                Cell(text(names[0])),
+                Cell(text(names[-1])),
+                Cell(count(node.macs), node.macs),
                 *(Cell(duration(each), each) for each in passes),
-                Cell(scaled(stage.memory_bytes, "B", 1024), stage.memory_bytes),
+                Cell(scaled(node.memory_bytes, "B", 1024), node.memory_bytes),
             ]
         )
     return table(

@@ -36,7 +36,7 @@ def _speed(subject: Subject) -> str:
     simulated = subject.simulated_cycles
     planned = plan.predicted.minibatch_s * clk_hz
     what = f"a mini-batch of {counted(plan.batch, 'sample')}"
-    devices = counted(len(plan.stages), "device")
+    devices = counted(len(plan.nodes), "device")
     if not simulated:
         return (
             f"{devices.capitalize()} should take {count(planned)} cycles for {what}, by the plan: "

@@ -12,22 +12,27 @@ from fpgapipe.host.report.pages.subject import Subject
 from fpgapipe.host.report.pages.task_times import LEVELS, working_share
 from fpgapipe.host.runtime.program_check import Verification
 from fpgapipe.host.terminal.console import count, scaled
+from fpgapipe.partition.plan import DATA_PARALLEL, LAYERWISE
+
+SHARED = {
+    DATA_PARALLEL: ", each with the whole network",
+    LAYERWISE: ", each with parts of all layers",
+}
+"""What the devices of a plan have, by its kind."""
 
 
 def head(subject: Subject) -> str:
     """Write title, what the runs show, what was built, and the figures."""
     plan = subject.plan
     what = "Training" if plan.trains else "Inference"
-    shared = ", each with the whole network" if plan.has_shards else " in a pipeline"
-    if plan.degrees is not None:
-        shared = ", each with parts of all layers"
+    shared = SHARED.get(plan.kind, " in a pipeline")
     sentence = (
         f"{what} of <b>{text(plan.network)}</b> on <b>{text(plan.cluster)}</b>, "
-        f"{counted(len(plan.stages), 'device')}{shared}. "
+        f"{counted(len(plan.nodes), 'device')}{shared}. "
         f"A {term('mini-batch', 'minibatch')} of {counted(plan.batch, 'sample')} is cut into "
         f"{term(counted(plan.num_microbatches, 'micro-batch', 'es'), 'microbatch')} of "
         f"{plan.microbatch:,}, in the order of the schedule "
-        f"{term(text(plan.schedule), 'schedule')}, at {scaled(subject.clk_hz, 'Hz')}."
+        f"{term(text(plan.kind), 'schedule')}, at {scaled(subject.clk_hz, 'Hz')}."
     )
     figures = ""
     for words, value, by, css in _figures(subject):
@@ -77,12 +82,12 @@ def _work_s(subject: Subject) -> float:
     """Time for which the average device computes in a mini-batch, by the plan, s."""
     plan = subject.plan
     total = 0.0
-    for stage in plan.stages:
-        total += stage.forward_s * plan.num_microbatches
+    for node in plan.nodes:
+        total += node.forward_s * plan.rounds
         if plan.trains:
-            passes = stage.input_gradient_s + stage.weight_gradient_s
-            total += passes * plan.num_microbatches + stage.update_s
-    return total / len(plan.stages)
+            passes = node.input_gradient_s + node.weight_gradient_s
+            total += passes * plan.rounds + node.update_s
+    return total / len(plan.nodes)
 
 
 def _training(subject: Subject) -> Iterator[tuple[str, str, str, str]]:

@@ -114,12 +114,12 @@ def _kinds(subject: Subject) -> list[tuple[list[str], str, BoardReport]]:
     """Group equal devices: their names, a description, and their resources."""
     kinds: dict[tuple[str, str], tuple[list[str], str, BoardReport]] = {}
     for index, each in enumerate(subject.build.resources):
-        stage = subject.plan.stages[index]
-        key = (stage.board, json.dumps(each, sort_keys=True))
-        title = f"{array_words(stage.core)} array on {text(stage.board)}"
+        node = subject.plan.nodes[index]
+        key = (node.board, json.dumps(each, sort_keys=True))
+        title = f"{array_words(node.core)} array on {text(node.board)}"
         if key not in kinds:
             kinds[key] = ([], title, BoardReport.model_validate(each))
-        kinds[key][0].append(stage.device)
+        kinds[key][0].append(node.device)
     return list(kinds.values())
 
 

@@ -183,15 +183,15 @@ def _builds(compared: Sequence[Compared]) -> Section:
     rows = []
     for each in compared:
         subject, plan = each.subject, each.subject.plan
-        arrays = ", ".join(dict.fromkeys(array_words(stage.core) for stage in plan.stages))
+        arrays = ", ".join(dict.fromkeys(array_words(node.core) for node in plan.nodes))
         resource, used = fullest(subject)
         rows.append(
             [
                 Cell(text(each.label)),
                 Cell(text(plan.network)),
-                Cell(f"{text(plan.cluster)}, {counted(len(plan.stages), 'device')}"),
+                Cell(f"{text(plan.cluster)}, {counted(len(plan.nodes), 'device')}"),
                 Cell(text(arrays)),
-                Cell(f"{text(plan.schedule)}, {plan.num_microbatches} micro-batches"),
+                Cell(f"{text(plan.kind)}, {plan.num_microbatches} micro-batches"),
                 whole(plan.batch),
                 whole(plan.predicted.minibatch_s * subject.clk_hz),
                 whole(subject.simulated_cycles),

@@ -13,14 +13,16 @@ from fpgapipe.host.report.pages.inputs import MEASURED, Measured, Run, read_meas
 from fpgapipe.lowering.schedule.schedule import forward_only
 from fpgapipe.lowering.units.network_units import units_of
 from fpgapipe.partition.explore.candidate import make_candidate_schedule
+from fpgapipe.partition.plan import DATA_PARALLEL
 from fpgapipe.partition.timeline.timeline import StageTimes, Timeline, simulate
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from fpgapipe.host.build.build import Build
+    from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec
     from fpgapipe.hw.hls_models.spec.device import ClusterSpec, DeviceSpec, LinkSpec
-    from fpgapipe.partition.plan import CorePlan, Plan
+    from fpgapipe.partition.plan import Plan
 
 
 @dataclass(frozen=True)
@@ -49,7 +51,7 @@ class Subject:
         """Read what lies in the build's ``run`` folder."""
         path = build.folder / "run" / MEASURED
         measured, why = read_measured(path)
-        num_devices = len(build.plan.stages)
+        num_devices = len(build.plan.nodes)
         if measured and measured.devices and len(measured.devices) != num_devices:
             why = f"{path} has {len(measured.devices)} devices, the plan {num_devices}."
             measured = None
@@ -72,18 +74,18 @@ class Subject:
 
     @cached_property
     def names(self) -> list[str]:
-        """Names of the devices, in the order of the stages."""
-        return [stage.device for stage in self.plan.stages]
+        """Names of the devices, in the order of the chain."""
+        return [node.device for node in self.plan.nodes]
 
-    def device(self, stage: int) -> DeviceSpec:
-        """The device that computes a stage."""
-        place = self.cluster.device_names.index(self.plan.stages[stage].device)
+    def device(self, index: int) -> DeviceSpec:
+        """A device of the chain."""
+        place = self.cluster.device_names.index(self.plan.nodes[index].device)
         return self.cluster.devices[place]
 
-    def link(self, stage: int) -> LinkSpec | None:
-        """The fastest link from a stage to the next."""
+    def link(self, index: int) -> LinkSpec | None:
+        """The fastest link from a device to the next."""
         names = self.cluster.device_names
-        ends = [names.index(self.plan.stages[i].device) for i in (stage, stage + 1)]
+        ends = [names.index(self.plan.nodes[i].device) for i in (index, index + 1)]
         links = self.cluster.links_between(*ends)
         return max(links, key=lambda link: link.payload_bytes_per_s, default=None)
 
@@ -129,33 +131,34 @@ class Subject:
     @cached_property
     def planned(self) -> Timeline:
         """The event simulation of the plan, with the times of the plan."""
-        stages = self.plan.stages
-        activations, gradients = np.zeros(len(stages)), np.zeros(len(stages))
+        nodes = self.plan.nodes
+        activations, gradients = np.zeros(len(nodes)), np.zeros(len(nodes))
         latencies = [0.0]
-        for i, stage in enumerate(stages[:-1]):
+        for i, node in enumerate(nodes[:-1]):
             link = self.link(i)
             if link is not None:
-                activations[i] = stage.sends_bytes / link.payload_bytes_per_s
-                gradients[i + 1] = stage.returns_bytes / link.payload_bytes_per_s
+                activations[i] = node.sends_bytes / link.payload_bytes_per_s
+                gradients[i + 1] = node.returns_bytes / link.payload_bytes_per_s
                 latencies.append(link.latency_s)
         times = StageTimes(
-            np.array([stage.forward_s for stage in stages]),
-            np.array([stage.input_gradient_s for stage in stages]),
-            np.array([stage.weight_gradient_s for stage in stages]),
-            np.array([stage.update_s for stage in stages]),
+            np.array([node.forward_s for node in nodes]),
+            np.array([node.input_gradient_s for node in nodes]),
+            np.array([node.weight_gradient_s for node in nodes]),
+            np.array([node.update_s for node in nodes]),
             activations,
             gradients,
             max(latencies),
         )
-        schedule = make_candidate_schedule(
-            self.plan.schedule, len(stages), self.plan.num_microbatches, times
-        )
+        together = len(nodes) > 1 == len(self.plan.stages)
+        kind = DATA_PARALLEL if together else self.plan.schedule
+        count = self.plan.rounds * (len(nodes) if together else 1)
+        schedule = make_candidate_schedule(kind, len(nodes), count, times)
         if not self.plan.trains:
             schedule = forward_only(schedule)
         return simulate(schedule, times)
 
 
-def array_words(core: CorePlan) -> str:
+def array_words(core: CoreSpec) -> str:
     """Write a core's arrays: ``8x8``, ``2 of 8x8``."""
     array = f"{core.rows}x{core.cols}"
     return array if core.num_engines == 1 else f"{core.num_engines} of {array}"
