@@ -281,6 +281,11 @@ class Plan(_Part):
         return DATA_PARALLEL if shared else LAYERWISE
 
     @property
+    def order_name(self) -> str:
+        """Name of the order of the tasks; devices of an only stage have that of their strategy."""
+        return self.kind if len(self.stages) == 1 else self.schedule
+
+    @property
     def trains(self) -> bool:
         """Whether the plan has backward passes and updates."""
         return self.mode == "train"

@@ -9,14 +9,21 @@ from typing import Any
 _SHARED, _PARTS = "data-parallel", "layer-wise"
 
 
+def is_version_3(data: bytes) -> bool:
+    """Whether a text is one of a plan of version 3."""
+    try:
+        return bool(json.loads(data)["version"] == 3)
+    except (ValueError, KeyError, TypeError):
+        return False
+
+
 def of_this_version(data: bytes) -> bytes:
     """The text of a plan in the form of today; what is no plan of version 3 stays as it is."""
+    if not is_version_3(data):
+        return data
     try:
-        value = json.loads(data)
-        if value["version"] != 3:
-            return data
-        return json.dumps(_converted(value)).encode()
-    except (ValueError, KeyError, TypeError, AttributeError, IndexError):
+        return json.dumps(_converted(json.loads(data))).encode()
+    except (KeyError, TypeError, AttributeError):
         return data  # whose faults are told by those who read it
 
 

@@ -59,6 +59,7 @@ from fpgapipe.lowering.units.step_options import StepOptions
 from fpgapipe.network import graph_json
 from fpgapipe.network.graph import NetworkError
 from fpgapipe.partition.plan import Plan
+from fpgapipe.partition.plan_version_3 import is_version_3
 from fpgapipe.partition.pricing.machine import lower_plan, price_plan
 from fpgapipe.partition.pricing.plan_cores import core_specs, memory_specs
 from fpgapipe.stopwatch import phase
@@ -479,7 +480,9 @@ def open_build(folder: Path | str) -> Build:
         if is_known(data):
             _refuse_damage(folder, _damaged(folder, files))
             return build
-        design = Design(plan, build.graph, cluster, manifest.options, manifest.seed)
+        text = read_bytes(folder / PLAN, MAX_BYTES[PLAN])
+        old = text if is_version_3(text) else None
+        design = Design(plan, build.graph, cluster, manifest.options, manifest.seed, old)
         check_sizes(design, files, folder)
         _refuse_damage(folder, _damaged(folder, files))
         logger.debug("%s was not made here: making it anew to compare", folder)

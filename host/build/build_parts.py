@@ -91,6 +91,8 @@ class Design:
     options : StepOptions
     seed : int
         Seed of the initial parameters.
+    plan_text : bytes, optional
+        Text of the plan in the build, if the build has that of an older version.
     """
 
     plan: Plan
@@ -98,6 +100,7 @@ class Design:
     cluster: ClusterSpec
     options: StepOptions
     seed: int
+    plan_text: bytes | None = None
 
     @functools.cached_property
     def cores(self) -> list[CoreSpec]:
@@ -108,7 +111,7 @@ class Design:
     def inputs(self) -> dict[str, bytes]:
         """Names and contents of the files that determine all others."""
         return {
-            PLAN: self.plan.to_json().encode(),
+            PLAN: self.plan_text or self.plan.to_json().encode(),
             NETWORK: graph_json.to_json(self.graph).encode(),
             CLUSTER: CLUSTERS.dump_json(self.cluster, indent=1) + b"\n",
         }
@@ -196,7 +199,7 @@ def initial_values(graph: Graph, seed: int) -> dict[str, NDArray[np.float32]]:
 def _readme(plan: Plan, cores: list[CoreSpec]) -> str:
     used: dict[str, list[str]] = {}
     for index, core in enumerate(cores):
-        used.setdefault(core_name(core), []).append(f"device {index}, {plan.nodes[index].device}")
+        used.setdefault(core_name(core), []).append(f"stage {index} on {plan.nodes[index].device}")
     count = len(plan.nodes)
     return _README.format(
         version=__version__,
@@ -207,6 +210,6 @@ def _readme(plan: Plan, cores: list[CoreSpec]) -> str:
         batch=plan.batch,
         count=plan.num_microbatches,
         microbatch=plan.microbatch,
-        schedule=plan.kind,
+        schedule=plan.order_name,
         cores="\n".join(f"* `{HARDWARE}/{name}.v`: {', '.join(of)}" for name, of in used.items()),
     )

@@ -95,7 +95,7 @@ class Planned(Result):
         return picture(
             kind,
             self.timeline,
-            f"{plan.network} on {plan.cluster}, {plan.kind}",
+            f"{plan.network} on {plan.cluster}, {plan.order_name}",
             names=plan.lane_names,
             transfer_bytes=sent,
         )

@@ -47,7 +47,7 @@ def plan_parts(plan: Plan, cluster: ClusterSpec) -> Iterator[Table | str]:
     columns = ">stage|device|array|>layers|from|to|>MACs|>F|>dX|>dW|>memory|>sends"
     title = (
         f"{plan.network}, batch {plan.batch} in {plan.num_microbatches} micro-batches of "
-        f"{plan.microbatch}, {plan.kind} over {plan.cluster}"
+        f"{plan.microbatch}, {plan.order_name} over {plan.cluster}"
     )
     yield Table(columns, rows, title)
     told = plan.predicted

@@ -396,7 +396,7 @@ def run_build(
         backend=options.backend,
         check=options.check,
         devices=len(plan.nodes),
-        schedule=plan.kind,
+        schedule=plan.order_name,
         batch=plan.batch,
         clk_hz=plan.clk_hz,
         macs=plan.num_microbatches * macs_of(build.graph, train=plan.trains),

@@ -32,7 +32,7 @@ def head(subject: Subject) -> str:
         f"A {term('mini-batch', 'minibatch')} of {counted(plan.batch, 'sample')} is cut into "
         f"{term(counted(plan.num_microbatches, 'micro-batch', 'es'), 'microbatch')} of "
         f"{plan.microbatch:,}, in the order of the schedule "
-        f"{term(text(plan.kind), 'schedule')}, at {scaled(subject.clk_hz, 'Hz')}."
+        f"{term(text(plan.order_name), 'schedule')}, at {scaled(subject.clk_hz, 'Hz')}."
     )
     figures = ""
     for words, value, by, css in _figures(subject):

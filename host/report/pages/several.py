@@ -191,7 +191,7 @@ def _builds(compared: Sequence[Compared]) -> Section:
                 Cell(text(plan.network)),
                 Cell(f"{text(plan.cluster)}, {counted(len(plan.nodes), 'device')}"),
                 Cell(text(arrays)),
-                Cell(f"{text(plan.kind)}, {plan.num_microbatches} micro-batches"),
+                Cell(f"{text(plan.order_name)}, {plan.num_microbatches} micro-batches"),
                 whole(plan.batch),
                 whole(plan.predicted.minibatch_s * subject.clk_hz),
                 whole(subject.simulated_cycles),
