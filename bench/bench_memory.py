@@ -18,7 +18,8 @@ from fpgapipe.lowering.program.step_program import StepProgram
 from fpgapipe.network.load import load_network
 from fpgapipe.partition.explore.explorer import AUTO_SCHEDULES, Request, explore
 from fpgapipe.partition.explore.planned import as_plan
-from fpgapipe.partition.pricing.machine import lower_plan, stage_memory
+from fpgapipe.partition.pricing.machine import lower_plan
+from fpgapipe.partition.pricing.plan_memory import node_memory
 
 NETWORKS = ("resnet50", "vgg16")
 
@@ -41,7 +42,7 @@ def compare(network: str, count: int, given: argparse.Namespace) -> dict[str, An
     plan = as_plan(best, graph, network, given.batch, cluster)
     parts = lower_plan(plan, graph, cluster).parts
     few = lower_plan(plan, graph, cluster, few=True)
-    planned = stage_memory(plan, few)
+    planned = node_memory(plan, few)
     rows = []
     for part, size in zip(parts, planned, strict=True):
         assert isinstance(part, StepProgram)

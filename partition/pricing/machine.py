@@ -16,7 +16,6 @@ from fpgapipe.errors import UserError
 from fpgapipe.hw.hls_models.cycles.engine_cycles import SIGNAL_CYCLES
 from fpgapipe.lowering.lower import Lowering, build_pipeline, tasks_of_devices
 from fpgapipe.lowering.memory.layout import memory_bytes
-from fpgapipe.lowering.program.step_program import StepProgram
 from fpgapipe.lowering.schedule.schedule import TaskKind
 from fpgapipe.lowering.units.step_options import GRADIENTS, StepOptions
 from fpgapipe.network.graph_json import to_json
@@ -24,7 +23,7 @@ from fpgapipe.partition.plan import DATA_PARALLEL, Plan, Prediction
 from fpgapipe.partition.pricing.cycle_account import CycleAccount, accounts
 from fpgapipe.partition.pricing.few_tasks import few_tasks
 from fpgapipe.partition.pricing.few_timing import FewTiming, timeline_of
-from fpgapipe.partition.pricing.hybrid_prices import price_hybrid, timed_microbatches
+from fpgapipe.partition.pricing.joint_prices import price_together, timed_rounds
 from fpgapipe.partition.pricing.plan_cores import (
     core_specs,
     devices_of,
@@ -32,9 +31,9 @@ from fpgapipe.partition.pricing.plan_cores import (
     wire_timings,
 )
 from fpgapipe.partition.pricing.plan_facts import PlanFacts, StageFacts
+from fpgapipe.partition.pricing.plan_memory import node_memory
 from fpgapipe.partition.pricing.prediction import PipelineTiming
 from fpgapipe.partition.pricing.price_cache import remembered
-from fpgapipe.partition.pricing.sharded_prices import ROUNDS, price_sharded
 from fpgapipe.partition.pricing.shared_batch import alone, price_shared_batch
 
 if TYPE_CHECKING:
@@ -42,7 +41,6 @@ if TYPE_CHECKING:
 
     from fpgapipe.hw.hls_models.spec.device import ClusterSpec
     from fpgapipe.hw.hls_models.spec.node import NodeSpec
-    from fpgapipe.lowering.program.device_program import DeviceProgram
     from fpgapipe.lowering.program.pipeline import PipelineProgram
     from fpgapipe.lowering.schedule.schedule import Task
     from fpgapipe.network.graph import Graph
@@ -158,8 +156,7 @@ def price_plan(
     if plan.kind == DATA_PARALLEL:
         return _price_shared_batch(plan, graph, cluster, pipeline, options)
     if len(plan.nodes) > len(plan.stages):
-        price = price_hybrid if len(plan.stages) > 1 else price_sharded
-        found_plan, timeline = price(plan, graph, cluster, options, pipeline)
+        found_plan, timeline = price_together(plan, graph, cluster, options, pipeline)
         _check_room(plan, cluster, [node.memory_bytes for node in found_plan.nodes])
         return found_plan, timeline
     clk_hz = plan.clk_hz
@@ -223,7 +220,7 @@ def _price_shared_batch(
     if pipeline is None:
         sizes, elements = _sizes_of_sharers(plan, graph, options)
     else:
-        sizes = stage_memory(plan, pipeline)
+        sizes = node_memory(plan, pipeline)
         elements = _summed_elements(pipeline)
     _check_room(plan, cluster, sizes)
     return price_shared_batch(plan, priced, cluster, sizes, elements)
@@ -312,7 +309,7 @@ def _found(
         tuple(
             StageFacts.of(times, like, size)
             for times, like, size in zip(
-                timing.tasks, timing.like, stage_memory(plan, pipeline), strict=True
+                timing.tasks, timing.like, node_memory(plan, pipeline), strict=True
             )
         ),
     )
@@ -368,10 +365,9 @@ def is_soon_priced(plan: Plan) -> bool:
     """Whether the programs of a plan are timed within a minute or two."""
     if plan.kind == DATA_PARALLEL:
         return is_soon_priced(alone(plan, 0))  # equal devices are priced once
-    if len(plan.nodes) > len(plan.stages) > 1:
-        return sum(map(_cycles, plan.nodes)) * timed_microbatches(plan) <= MOST_CYCLES
-    if len(plan.nodes) > 1 == len(plan.stages):
-        return _cycles(plan.nodes[0]) * min(plan.num_microbatches, ROUNDS) <= MOST_CYCLES
+    if len(plan.nodes) > len(plan.stages):
+        nodes = plan.nodes if len(plan.stages) > 1 else plan.nodes[:1]
+        return sum(map(_cycles, nodes)) * timed_rounds(plan)[0] <= MOST_CYCLES
     count = min(plan.num_microbatches, _most(plan)) if takes_few(plan) else plan.num_microbatches
     return sum(map(_cycles, plan.nodes)) * count <= MOST_CYCLES
 
@@ -385,21 +381,6 @@ def _cycles(node: NodePlan) -> float:
 def _lanes(plan: Plan) -> list[list[Task]]:
     """Tasks of each device for all micro-batches."""
     return tasks_of_devices(plan.division, plan.order, train=plan.trains)
-
-
-def stage_memory(plan: Plan, pipeline: PipelineProgram) -> list[int]:
-    """Bytes of memory of each stage's program, from a program of all its tasks or of some."""
-    return [
-        _bytes_of(part, tasks) for part, tasks in zip(pipeline.parts, _lanes(plan), strict=True)
-    ]
-
-
-def _bytes_of(part: DeviceProgram, tasks: Sequence[Task]) -> int:
-    """Bytes of memory of a device's program of all tasks, from one of all or of some."""
-    if len(tasks) == len(part.tasks):
-        return part.memory_bytes
-    assert isinstance(part, StepProgram), "a program that was just made knows its demand"
-    return memory_bytes(part.demand.repeated(tasks))
 
 
 def _priced_node(

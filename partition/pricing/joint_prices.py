@@ -1,0 +1,345 @@
+"""Prices of plans with stages of several nodes, by the cycle model of all of them together.
+
+The nodes of a stage wait for each other within each pass, so none can be timed alone. Of a
+mini-batch with many micro-batches, the programs of some are timed; each further one takes as long
+as the last of these.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from pydantic import TypeAdapter
+
+from fpgapipe.errors import UserError
+from fpgapipe.hw.hls_models.cycles.cluster_cycles import predict_cluster
+from fpgapipe.hw.hls_models.isa.instructions import Opcode, span_of
+from fpgapipe.lowering.lower import build_pipeline
+from fpgapipe.lowering.program.pipeline import link_after, wiring_of
+from fpgapipe.lowering.schedule.schedule import TaskKind, forward_only
+from fpgapipe.network.graph_json import to_json
+from fpgapipe.partition.plan import DATA_PARALLEL, Prediction
+from fpgapipe.partition.pricing.plan_cores import core_specs, memory_specs, wire_timings
+from fpgapipe.partition.pricing.plan_memory import node_memory
+from fpgapipe.partition.pricing.price_cache import remembered
+from fpgapipe.partition.schedule.schedule_kinds import make_schedule
+from fpgapipe.partition.timeline.timeline import StageTimes, simulate
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from fpgapipe.hw.hls_models.cycles.cluster_cycles import ClusterPrediction
+    from fpgapipe.hw.hls_models.spec.device import ClusterSpec
+    from fpgapipe.lowering.program.device_program import DeviceProgram
+    from fpgapipe.lowering.program.pipeline import PipelineProgram
+    from fpgapipe.lowering.schedule.schedule import Task
+    from fpgapipe.lowering.units.step_options import StepOptions
+    from fpgapipe.network.graph import Graph
+    from fpgapipe.partition.plan import Plan
+    from fpgapipe.partition.timeline.timeline import Timeline
+
+
+@dataclass(frozen=True)
+class NodeFacts:
+    """What a node's program says.
+
+    Attributes
+    ----------
+    forward_cycles, backward_cycles : float
+        Cycles of a pass over a micro-batch: of an only stage with waiting, of one of several once
+        its input is there.
+    tail_cycles : float
+        Cycles after the last pass: the sums of gradients, and the update.
+    sends_bytes, returns_bytes : int
+        Bytes of a micro-batch that go to the next node, and that come back from it.
+    memory_bytes : int
+    """
+
+    forward_cycles: float
+    backward_cycles: float
+    tail_cycles: float
+    sends_bytes: int
+    returns_bytes: int
+    memory_bytes: int
+
+
+@dataclass(frozen=True)
+class JointFacts:
+    """What the programs of all nodes say.
+
+    Attributes
+    ----------
+    cycles, period_cycles : float
+        Cycles of a mini-batch, and those that one more round costs: of an only stage, a micro-batch
+        on each device that shares the samples, of several, a micro-batch.
+    nodes : tuple of NodeFacts
+    """
+
+    cycles: float
+    period_cycles: float
+    nodes: tuple[NodeFacts, ...]
+
+
+_FACTS = TypeAdapter(JointFacts)
+
+
+def timed_rounds(plan: Plan) -> tuple[int, int]:
+    """Rounds whose programs are timed, and those at their end whose time is that of all further.
+
+    A pipeline is full after as many micro-batches as it has stages.
+    """
+    count = len(plan.stages)
+    rounds, last = (count + 4, 2) if count > 1 else (3, 1)
+    return min(plan.rounds, rounds), last
+
+
+def price_together(
+    plan: Plan,
+    graph: Graph,
+    cluster: ClusterSpec,
+    options: StepOptions,
+    pipeline: PipelineProgram | None = None,
+) -> tuple[Plan, Timeline]:
+    """Put what the programs take in the place of what formulas estimated.
+
+    Parameters
+    ----------
+    plan : Plan
+        A plan in which a stage has several nodes.
+    graph : Graph
+        The network for the samples of one micro-batch.
+    cluster : ClusterSpec
+    options : StepOptions
+    pipeline : PipelineProgram, optional
+        The programs of all micro-batches, if they are there already.
+
+    Returns
+    -------
+    plan : Plan
+    timeline : Timeline
+        The event simulation: of an only stage with a lane for each node, whose update has what is
+        left of a mini-batch; of several with a lane for each stage. The latter is a sketch: passes
+        follow one another in it, where programs send results before a pass is done.
+
+    Raises
+    ------
+    UserError
+        If no programs are made for the plan, or a layer does not fit its core.
+    """
+    question = _question(plan, graph, cluster, options)
+
+    def find() -> str:
+        found = _found(plan, graph, cluster, options, pipeline)
+        return _FACTS.dump_json(found).decode()
+
+    facts = _FACTS.validate_json(remembered(question, find))
+    clk_hz, seconds = plan.clk_hz, facts.cycles / plan.clk_hz
+    alone = len(plan.stages) == 1
+    nodes, times = [], []
+    for node, own in zip(plan.nodes, facts.nodes, strict=True):
+        estimated = node.input_gradient_s + node.weight_gradient_s
+        share = node.input_gradient_s / estimated if estimated else 1.0
+        forward_s, backward_s = own.forward_cycles / clk_hz, own.backward_cycles / clk_hz
+        rest = max(seconds - plan.rounds * (forward_s + backward_s), 0.0)
+        update_s = rest if alone else own.tail_cycles / clk_hz
+        times.append((forward_s, share * backward_s, (1 - share) * backward_s, update_s))
+        nodes.append(
+            node.model_copy(
+                update={
+                    "forward_s": forward_s,
+                    "input_gradient_s": times[-1][1],
+                    "weight_gradient_s": times[-1][2],
+                    "update_s": update_s if plan.trains else 0.0,
+                    "sends_bytes": own.sends_bytes,
+                    "returns_bytes": own.returns_bytes,
+                    "memory_bytes": own.memory_bytes,
+                }
+            )
+        )
+    timeline = _timeline(plan, np.array(times))
+    predicted = Prediction(
+        minibatch_s=seconds,
+        period_s=facts.period_cycles / clk_hz / plan.sharers,
+        bubble_rate=min(max(timeline.bubble_rate, 0.0), 1.0),
+        samples_per_s=plan.batch / seconds,
+        level="machine",
+    )
+    return plan.with_nodes(nodes).model_copy(update={"predicted": predicted}), timeline
+
+
+def _timeline(plan: Plan, times: NDArray[np.float64]) -> Timeline:
+    """The event simulation of rows of seconds, one for each node."""
+    schedule = plan.order
+    if len(plan.stages) == 1:
+        count = len(plan.nodes)
+        schedule = make_schedule(DATA_PARALLEL, count, plan.rounds * count)
+    else:
+        times = times[np.cumsum(plan.division.sizes) - 1]  # of the last node
+    forward, inputs, weights, update = times.T
+    none = np.zeros(len(times))
+    return simulate(
+        schedule if plan.trains else forward_only(schedule),
+        StageTimes(forward, inputs, weights, update, none, none),
+    )
+
+
+def _question(
+    plan: Plan, graph: Graph, cluster: ClusterSpec, options: StepOptions
+) -> dict[str, Any]:
+    """All that the cycles of the programs depend on."""
+    return {
+        "what": "nodes together",
+        "graph": to_json(graph),
+        "layers": plan.division.layers,
+        "sizes": plan.division.sizes,
+        "degrees": {name: asdict(each) for name, each in plan.division.degrees.items()},
+        "cores": [asdict(core) for core in core_specs(plan)],
+        "memories": [asdict(memory) for memory in memory_specs(plan)],
+        "wires": [asdict(wire) for wire in wire_timings(plan, cluster)],
+        "schedule": [plan.schedule, plan.rounds],
+        "options": repr(options),
+    }
+
+
+def _found(
+    plan: Plan,
+    graph: Graph,
+    cluster: ClusterSpec,
+    options: StepOptions,
+    pipeline: PipelineProgram | None,
+) -> JointFacts:
+    """What the programs say."""
+    rounds, last = timed_rounds(plan)
+    cores, memories = core_specs(plan), memory_specs(plan)
+
+    def timed(number: int) -> tuple[PipelineProgram, ClusterPrediction]:
+        programs = pipeline if number == plan.rounds else None
+        if programs is None:
+            programs = _some(plan, graph, options, number)
+        return programs, predict_cluster(
+            [part.instructions for part in programs.parts],
+            cores,
+            wiring_of(len(cores)),
+            memories=memories,
+            wires=wire_timings(plan, cluster),
+        )
+
+    programs, found = timed(rounds)
+    period = found.cycles / rounds
+    total = float(found.cycles)
+    if rounds < plan.rounds:
+        period = (found.cycles - timed(rounds - last)[1].cycles) / last
+        total += (plan.rounds - rounds) * period
+    ends = [list(device.ends) for device in found.devices]
+    if len(plan.stages) > 1:
+        passes = _stages_passes(plan, programs, ends)
+    else:
+        each = period if rounds < plan.rounds else None
+        pairs = zip(programs.parts, ends, strict=True)
+        passes = [_shares(part, own, rounds, each) for part, own in pairs]
+    nodes = [
+        NodeFacts(*own, *moved_bytes(part), size)
+        for own, part, size in zip(passes, programs.parts, node_memory(plan, programs), strict=True)
+    ]
+    return JointFacts(total, float(period), tuple(nodes))
+
+
+def _some(plan: Plan, graph: Graph, options: StepOptions, rounds: int) -> PipelineProgram:
+    """Programs of the first rounds of a mini-batch."""
+
+    def tasks_of(tasks: Sequence[Task]) -> Sequence[Task]:
+        return [each for each in tasks if each.microbatch // plan.sharers < rounds]
+
+    alone = len(plan.stages) == 1
+    order = plan.order if alone else make_schedule(plan.schedule, len(plan.stages), rounds)
+    try:
+        return build_pipeline(
+            graph, core_specs(plan), plan.division, order, memory_specs(plan), options,
+            tasks_of if alone else None,
+        )  # fmt: skip
+    except NotImplementedError as error:
+        raise UserError(str(error)) from error
+
+
+def _stages_passes(
+    plan: Plan, programs: PipelineProgram, ends: Sequence[Sequence[float]]
+) -> list[tuple[float, float, float]]:
+    """Cycles of the passes and of the tail of each node's stage."""
+    found = []
+    for first, size in zip(plan.division.first, plan.division.sizes, strict=True):
+        last = first + size - 1
+        forward, _ = _passes(programs.parts[first], ends[first], comes=0 if first else None)
+        behind = link_after(last) if last + 1 < len(programs.parts) else None
+        _, backward = _passes(programs.parts[last], ends[last], comes=behind)
+        tail = max(_tail(programs.parts[each], ends[each]) for each in range(first, last + 1))
+        found += [(forward, backward, tail)] * size
+    return found
+
+
+def _passes(part: DeviceProgram, ends: Sequence[float], comes: int | None) -> tuple[float, float]:
+    """Mean cycles of the passes of a device, from when its input has come over a link."""
+    done = _done(part, ends)
+    came = np.zeros(len(part.tasks))
+    for kernel, instruction, end in zip(part.kernel_of, part.instructions, ends, strict=False):
+        if instruction.opcode is Opcode.RECEIVE and instruction.engine == comes:
+            task = part.kernels[kernel].task
+            came[task] = max(came[task], end)
+    began = np.maximum(np.concatenate([[0.0], done[:-1]]), came)
+    took = np.maximum(done - began, 0.0)
+    kinds = np.array([task.kind for task in part.tasks])
+    split = took[kinds == TaskKind.DX].sum() + took[kinds == TaskKind.DW].sum()
+    count = max(int((kinds == TaskKind.F).sum()), 1)
+    backward = float(took[kinds == TaskKind.B].sum() + split) / count
+    return float(took[kinds == TaskKind.F].sum()) / count, backward
+
+
+def _shares(
+    part: DeviceProgram, ends: Sequence[float], rounds: int, period: float | None
+) -> tuple[float, float, float]:
+    """Cycles of a round's passes, divided as those of the last micro-batch; no tail."""
+    done = _done(part, ends)
+    took = np.diff(done, prepend=0.0)
+    kinds = np.array([task.kind for task in part.tasks])
+    passes = [np.flatnonzero(kinds == kind) for kind in (TaskKind.F, TaskKind.B)]
+    forward, backward = (float(took[each[-1]]) if each.size else 0.0 for each in passes)
+    end = float(done[max(each[-1] for each in passes if each.size)])
+    of_each = (end / rounds if period is None else period) / (forward + backward or 1.0)
+    return of_each * forward, of_each * backward, 0.0
+
+
+def _done(part: DeviceProgram, ends: Sequence[float]) -> NDArray[np.float64]:
+    """Cycle at which each task and all before it are done."""
+    done = np.zeros(len(part.tasks))
+    for kernel, end in zip(part.kernel_of, ends, strict=False):
+        task = part.kernels[kernel].task
+        done[task] = max(done[task], end)
+    return np.maximum.accumulate(done)
+
+
+def _tail(part: DeviceProgram, ends: Sequence[float]) -> float:
+    """Cycles of a device after its last pass: the sums of gradients, and the update."""
+    last = max(ends, default=0.0)
+    passes = [
+        end
+        for kernel, end in zip(part.kernel_of, ends, strict=False)
+        if part.tasks[part.kernels[kernel].task].kind is not TaskKind.U
+    ]
+    return float(last - max(passes, default=0.0))
+
+
+def moved_bytes(part: DeviceProgram) -> tuple[int, int]:
+    """Bytes of a micro-batch that go to the next device, and that come back from it."""
+    link = link_after(part.index)
+    moved = {(TaskKind.F, Opcode.SEND): 0, (TaskKind.B, Opcode.RECEIVE): 0}
+    for kernel, instruction in zip(part.kernel_of, part.instructions, strict=False):
+        key = part.tasks[part.kernels[kernel].task].kind, instruction.opcode
+        if key in moved and instruction.engine == link:
+            begin, end = span_of(instruction)
+            moved[key] += end - begin
+    count = max(len(part.microbatches), 1)
+    sends, returns = (total // count for total in moved.values())
+    return sends, returns
