@@ -26,8 +26,8 @@ from fpgapipe.hw.hls_models.model.registers import RegisterMap
 from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec, ScratchpadSpec, VectorSpec
 from fpgapipe.hw.hls_models.spec.link import LinkEngineSpec, LinkState
 from fpgapipe.lowering.memory.placed import Placed, page
+from fpgapipe.lowering.placement import Placement
 from fpgapipe.lowering.program.assemble import assemble
-from fpgapipe.lowering.program.pipeline import link_after
 from fpgapipe.lowering.sums.all_reduce import Member, all_reduce, buffers_of, chunks_of
 from fpgapipe.lowering.tiling.kernel import Region
 from fpgapipe.sim_tb.cluster.cluster import Cluster
@@ -131,9 +131,10 @@ def measured(
     num_devices: int, elements: int, memory: MemorySpec, *, simulate: bool
 ) -> dict[str, Any]:
     """Figures of a number of devices."""
-    members = [Member(n, num_devices, 0, link_after(n)) for n in range(num_devices)]
+    placement = Placement.chain(num_devices)
+    members = [Member.of(placement, n) for n in range(num_devices)]
     programs = [program_of(member, elements) for member in members]
-    wiring = [((n, link_after(n)), (n + 1, 0)) for n in range(num_devices - 1)]
+    wiring = placement.wires
     model = predict_cluster(
         [instructions for instructions, _ in programs],
         [CORE] * num_devices,

@@ -29,7 +29,7 @@ from fpgapipe.host.ring.shards import shard_size
 from fpgapipe.host.runtime.settings import Settings
 from fpgapipe.hw.hls_models.isa.instructions import encode
 from fpgapipe.lowering.memory.placed import Placed, page
-from fpgapipe.lowering.program.pipeline import wiring_of
+from fpgapipe.lowering.placement import Placement
 from fpgapipe.lowering.ring.hop import BUFFER_BYTES, hop_programs
 from fpgapipe.lowering.units.step_options import scalar_bits
 from fpgapipe.network.graph import Graph
@@ -80,7 +80,7 @@ def streamed(build: RingBuild, shard_bytes: int, *, simulate: bool) -> dict[str,
         core_specs(build.plan.spread),
         images,
         memory_specs(build.plan.spread),
-        wiring_of(DEVICES),
+        Placement.chain(DEVICES).wires,
         wire_specs(build.plan.spread, build.cluster),
         threads=2,
     )

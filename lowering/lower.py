@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING
 
 from fpgapipe.errors import UserError
 from fpgapipe.hw.hls_models.cycles.core_cycles import MemorySpec
+from fpgapipe.lowering.placement import Placement
 from fpgapipe.lowering.program.boundary import Part, gradient_formats, stages_of
 from fpgapipe.lowering.program.late_updates import LateStepBuilder, late_options
-from fpgapipe.lowering.program.pipeline import PipelineProgram, link_after
+from fpgapipe.lowering.program.pipeline import PipelineProgram
 from fpgapipe.lowering.program.step import StepBuilder
 from fpgapipe.lowering.schedule.schedule import TaskKind
 from fpgapipe.lowering.schedule.tasks import common_steps
@@ -26,6 +27,7 @@ from fpgapipe.lowering.shards import exchange_units, halo_unit, norm_unit  # noq
 from fpgapipe.lowering.shards.local_network import stage_network
 from fpgapipe.lowering.shards.rebatched import rebatched
 from fpgapipe.lowering.shards.stages import Stages
+from fpgapipe.lowering.sums.all_reduce import Member
 from fpgapipe.lowering.sums.tied_weights import check_untied, ties_of
 from fpgapipe.lowering.units.network_units import units_of
 from fpgapipe.lowering.units.step_options import StepOptions
@@ -123,6 +125,8 @@ class Lowering:
         Weights of several stages.
     steps : mapping of Task to int
         Step of each task, if devices have two engines.
+    placement : Placement
+        The devices, and the wires between them.
     """
 
     graph: Graph
@@ -134,6 +138,7 @@ class Lowering:
     options: StepOptions
     ties: tuple[Tie, ...]
     steps: Mapping[Task, int]
+    placement: Placement
 
     @classmethod
     def of(
@@ -169,8 +174,11 @@ class Lowering:
         for tie in ties:
             _check_whole(graph, tie, division)
         steps = common_steps(schedule) if splits else {}
-        _check_cores(cores, division, schedule, 2 if splits else 1)
-        return cls(graph, cores, schedule, division, stages, memories, options, ties, steps)
+        placement = Placement.chain(len(cores))
+        _check_cores(cores, division, schedule, placement, 2 if splits else 1)
+        return cls(
+            graph, cores, schedule, division, stages, memories, options, ties, steps, placement
+        )
 
     def builder(
         self,
@@ -193,7 +201,8 @@ class Lowering:
         stage, division = self.stages[index], self.division
         size, sharers = division.sizes[index], division.sharers[index]
         device = division.first[index] + lane
-        found = network_of_device(division, self.graph, index, lane)
+        member = Member.of(self.placement, device)
+        found = network_of_device(division, self.graph, index, lane, self.placement)
         formats = [
             gradient_formats(self.graph, self.stages, each, self.options.activations)
             for each in ((index, index - 1) if size > 1 and index else (index,))
@@ -208,8 +217,8 @@ class Lowering:
             values=values or {},
             gradient_formats=formats[0],
             returned_formats=formats[1] if len(formats) > 1 else {},
-            before=0,
-            after=link_after(device),
+            before=member.before,
+            after=member.after,
             device=division.first[index],
             num_devices=len(self.cores),
             lane=lane,
@@ -234,7 +243,9 @@ class Lowering:
         return StepBuilder(*more, concurrent, num_microbatches=count, share=found.share)
 
 
-def network_of_device(stages: Stages, graph: Graph, stage: int, lane: int) -> StageNetwork:
+def network_of_device(
+    stages: Stages, graph: Graph, stage: int, lane: int, placement: Placement | None = None
+) -> StageNetwork:
     """The network of one device of a stage.
 
     Parameters
@@ -244,6 +255,8 @@ def network_of_device(stages: Stages, graph: Graph, stage: int, lane: int) -> St
         As for `build_pipeline`.
     stage, lane : int
         Number of the stage, and of the device in it.
+    placement : Placement, optional
+        All devices and their wires; a chain if left out.
 
     Raises
     ------
@@ -258,8 +271,10 @@ def network_of_device(stages: Stages, graph: Graph, stage: int, lane: int) -> St
             f"micro-batch equally; use micro-batches of a multiple of {sharers}"
         )
     network = graph if sharers == 1 else rebatched(graph, batch // sharers)
-    size, names = stages.sizes[stage], stages.layers[stage]
-    return stage_network(network, stages.degrees, lane, size, names, stages.first[stage])
+    placement = placement or Placement.chain(sum(stages.sizes))
+    ends = placement.between(stages.first[stage] + lane)
+    member = Member(lane, stages.sizes[stage], *ends)
+    return stage_network(network, stages.degrees, member, stages.layers[stage])
 
 
 def tasks_of_devices(stages: Stages, schedule: Schedule, *, train: bool) -> list[list[Task]]:
@@ -298,7 +313,11 @@ def memories_of(
 
 
 def _check_cores(
-    cores: Sequence[CoreSpec], division: Stages, schedule: Schedule, num_engines: int
+    cores: Sequence[CoreSpec],
+    division: Stages,
+    schedule: Schedule,
+    placement: Placement,
+    num_engines: int,
 ) -> None:
     """Check that there is a core for each device, with the links and the engines that it needs."""
     count = len(cores)
@@ -308,7 +327,7 @@ def _check_cores(
             f"{list(division.sizes)}"
         )
     for index, core in enumerate(cores):
-        needed = (index > 0) + (index < count - 1)
+        needed = placement.num_links(index)
         if len(core.links) < needed:
             raise UserError(
                 f"the core of device {index} needs {needed} links, not {len(core.links)}"

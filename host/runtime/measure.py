@@ -30,7 +30,6 @@ from fpgapipe.hw.hls_models.model.link_dma import words_of_packet
 from fpgapipe.hw.hls_models.model.sequencer import SequencerSpec
 from fpgapipe.hw.hls_models.spec.link import TRAILER_BYTES, Channel
 from fpgapipe.lowering.program.lanes import is_concurrent
-from fpgapipe.lowering.program.pipeline import link_after
 from fpgapipe.lowering.schedule.schedule import TaskKind
 from fpgapipe.lowering.units.step_options import UPDATE, scalar_bits
 from fpgapipe.network.initial_values import random_batch
@@ -363,7 +362,7 @@ def _link_row(found: Measurement, source: int, target: int, event: float) -> dic
     timing = found.timing
     part = timing.pipeline.parts[source]
     forward = source < target
-    link = link_after(source) if forward else 0
+    link = timing.pipeline.placement.link(source, target)
     spec = part.core.links[link]
     wire = timing.wires[min(source, target)]
     rate = min(wire.bytes_per_cycle, spec.phy_bytes)

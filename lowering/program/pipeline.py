@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from fpgapipe.lowering.memory.memory_map import (
@@ -12,6 +13,7 @@ from fpgapipe.lowering.memory.memory_map import (
     mean_outcomes,
     whole_outcome,
 )
+from fpgapipe.lowering.placement import End, Placement
 from fpgapipe.lowering.units.step_options import counting_labels
 from fpgapipe.network.initial_values import num_indices
 from fpgapipe.network.losses import labels_of
@@ -48,10 +50,15 @@ class PipelineProgram:
     graph: Graph
     parts: tuple[DeviceProgram, ...]
 
+    @cached_property
+    def placement(self) -> Placement:
+        """The devices, and the wires between them."""
+        return Placement.chain(len(self.parts))
+
     @property
-    def wiring(self) -> list[tuple[tuple[int, int], tuple[int, int]]]:
-        """Pairs of link ends that are connected, each end given as (stage, link)."""
-        return wiring_of(len(self.parts))
+    def wiring(self) -> tuple[tuple[End, End], ...]:
+        """Pairs of link ends that are connected, each end given as (device, link)."""
+        return self.placement.wires
 
     @property
     def num_microbatches(self) -> int:
@@ -135,13 +142,3 @@ class PipelineProgram:
                 own = labels_of(labels, each.output)
                 found = counting_labels(found, own, each.counter, each.weight)
         return found
-
-
-def wiring_of(num_devices: int) -> list[tuple[tuple[int, int], tuple[int, int]]]:
-    """Pairs of link ends that are connected in a chain, each end given as (device, link)."""
-    return [((n, link_after(n)), (n + 1, 0)) for n in range(num_devices - 1)]
-
-
-def link_after(stage: int) -> int:
-    """Number of a stage's link to the next stage; the link to the stage before has number 0."""
-    return int(stage > 0)

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 from fpgapipe.hw.hls_models.isa.instructions import Opcode
 from fpgapipe.hw.hls_models.spec.link import Channel
 from fpgapipe.lowering.memory.placed import Placed
+from fpgapipe.lowering.placement import Placement
 from fpgapipe.lowering.program.assemble import assemble
-from fpgapipe.lowering.program.pipeline import link_after
 from fpgapipe.lowering.sums.all_reduce import Member
 from fpgapipe.lowering.sums.transfers import TransferKernel
 from fpgapipe.lowering.tiling.kernel import Tensor
@@ -71,7 +71,7 @@ def _program(
     not done waits only for kernels that are done, and no device waits for ever.
     """
     last = len(chunks) - 1
-    member = Member(number, len(chunks), 0, link_after(number))
+    member = Member.of(Placement.chain(len(chunks)), number)
     own, coming, back = chunks[number], chunks[number - 1], chunks[last]
     is_between = 0 < number < last
     places = {tensor.name: place for tensor, place in (*own, *coming)}

@@ -16,7 +16,7 @@ import numpy as np
 from fpgapipe.errors import UserError
 from fpgapipe.hw.hls_models.isa.instructions import WORD_BYTES, Instruction, Opcode, encode
 from fpgapipe.lowering.memory.placed import Placed, page
-from fpgapipe.lowering.program.pipeline import wiring_of
+from fpgapipe.lowering.placement import End, Placement
 from fpgapipe.lowering.ring.hop import BUFFER_BYTES, hop_programs
 
 if TYPE_CHECKING:
@@ -70,9 +70,9 @@ class RingProgram:
     memory_bytes: int
 
     @property
-    def wiring(self) -> list[tuple[tuple[int, int], tuple[int, int]]]:
+    def wiring(self) -> tuple[tuple[End, End], ...]:
         """Pairs of link ends that are connected, each end given as (device, link)."""
-        return wiring_of(self.num_devices)
+        return Placement.chain(self.num_devices).wires
 
     def visitor(self, device: int, rounds: int) -> int | None:
         """Number of the model that is at a device after so many rounds; None if none is."""

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from fpgapipe.errors import UserError
-from fpgapipe.lowering.program.pipeline import link_after
 from fpgapipe.lowering.program.share import Share
 from fpgapipe.lowering.shards.cuts import (
     Cut,
@@ -175,10 +174,8 @@ class StageNetwork:
 def stage_network(
     graph: Graph,
     degrees: Mapping[str, Degrees],
-    index: int,
-    num_devices: int,
+    whole: Member,
     layers: Collection[str],
-    first: int,
 ) -> StageNetwork:
     """Make the network of one device of several that compute a stage.
 
@@ -191,12 +188,10 @@ def stage_network(
     degrees : mapping of str to Degrees
         Degrees of each layer of the stage; those of the first of layers that run together are
         those of all of them.
-    index, num_devices : int
-        Number of the device in the stage, and number of devices of the stage.
+    whole : Member
+        The device's place among those of the stage.
     layers : collection of str
         Names of the layers of the stage; those that run together are in one stage.
-    first : int
-        Number of the first device of the stage in the chain.
 
     Raises
     ------
@@ -205,6 +200,7 @@ def stage_network(
     NotImplementedError
         If no programs are made for such degrees of a layer.
     """
+    index, num_devices = whole.index, whole.num_devices
     if num_devices == 1:
         return StageNetwork(graph, Share(), frozenset(layers), {})
     groups = {names: names[0] in layers for names in layers_together(graph)}
@@ -219,7 +215,6 @@ def stage_network(
         names: cut_of(names[0], known[names[0]], num_devices, num_groups) if is_own else Cut.WHOLE
         for names, is_own in groups.items()
     }
-    whole = Member(index, num_devices, before=0, after=link_after(first + index))
     if set(cuts.values()) == {Cut.SAMPLES}:
         return StageNetwork(graph, Share(whole, sharers=num_devices), frozenset(layers), {})
     if not is_whole and Cut.SAMPLES in cuts.values():

@@ -30,6 +30,7 @@ from fpgapipe.lowering.tiling.kernel import Tensor
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from fpgapipe.lowering.placement import Placement
     from fpgapipe.lowering.tiling.kernel import Kernel, Region
 
 CHUNK_BYTES = (1 << 13, 1 << 14)
@@ -70,6 +71,11 @@ class Member:
     num_devices: int
     before: int = 0
     after: int = 0
+
+    @classmethod
+    def of(cls, placement: Placement, node: int) -> Member:
+        """The place of a node among all."""
+        return cls(node, placement.num_nodes, *placement.between(node))
 
     @property
     def is_first(self) -> bool:

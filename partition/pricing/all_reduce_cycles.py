@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 from fpgapipe.hw.hls_models.cycles.cluster_cycles import predict_cluster
 from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec
 from fpgapipe.lowering.memory.placed import Placed, page
+from fpgapipe.lowering.placement import Placement
 from fpgapipe.lowering.program.assemble import assemble
 from fpgapipe.lowering.program.lanes import lanes_of
-from fpgapipe.lowering.program.pipeline import link_after, wiring_of
 from fpgapipe.lowering.sums.all_reduce import Member, all_reduce, buffers_of, chunks_of
 from fpgapipe.lowering.tiling.kernel import Tensor
 from fpgapipe.partition.pricing.plan_cores import core_specs, memory_specs, wire_timings
@@ -107,13 +107,11 @@ def _cycles(
     }
 
     def find() -> int:
+        placement = Placement.chain(len(cores))
         programs = [
-            _program(Member(number, len(cores), 0, link_after(number)), sizes, core)
-            for number, core in enumerate(cores)
+            _program(Member.of(placement, number), sizes, core) for number, core in enumerate(cores)
         ]
-        found = predict_cluster(
-            programs, cores, wiring_of(len(cores)), memories=memories, wires=wires
-        )
+        found = predict_cluster(programs, cores, placement.wires, memories=memories, wires=wires)
         return found.cycles
 
     return float(remembered(question, find))

@@ -14,7 +14,6 @@ import numpy as np
 
 from fpgapipe.hw.hls_models.cycles.link_cycles import PacketTimes
 from fpgapipe.hw.hls_models.spec.link import Channel
-from fpgapipe.lowering.program.pipeline import link_after
 from fpgapipe.lowering.sums.global_norm import NAME
 from fpgapipe.partition.pricing.task_times import link_ends
 from fpgapipe.partition.timeline.timeline import simulate
@@ -24,11 +23,12 @@ if TYPE_CHECKING:
 
     from fpgapipe.hw.hls_models.cycles.core_cycles import MemorySpec
     from fpgapipe.hw.hls_models.cycles.link_cycles import WireTiming
+    from fpgapipe.lowering.placement import Placement
     from fpgapipe.lowering.schedule.schedule import Schedule, Task
     from fpgapipe.partition.pricing.task_times import Needed, Sent, TaskTimes
     from fpgapipe.partition.timeline.timeline import StageTimes
 
-    Around = tuple[Sequence[TaskTimes], Sequence[MemorySpec], Sequence[WireTiming]]
+    Around = tuple[Sequence[TaskTimes], Sequence[MemorySpec], Sequence[WireTiming], Placement]
     Waits = list[tuple[Task, Task, float]]
 
 
@@ -38,6 +38,7 @@ def with_clip_waits(
     tasks: Sequence[TaskTimes],
     memories: Sequence[MemorySpec],
     wires: Sequence[WireTiming],
+    placement: Placement,
     waits: Waits,
 ) -> StageTimes:
     """Put the waits of the updates for the factor of all gradients into their durations.
@@ -51,6 +52,8 @@ def with_clip_waits(
         Times of each device's tasks.
     memories, wires
         Memory of each device, and the cable to each next device.
+    placement : Placement
+        The devices, and the wires between them.
     waits : list of (Task, Task, float)
         Further waits of tasks, for the simulation.
     """
@@ -62,20 +65,21 @@ def with_clip_waits(
     for lane, end in zip(schedule.lanes, timeline.end_s, strict=True):
         free[lane.device] = max(free[lane.device], float(end[-1]))
     ends = free.copy()
-    around = tasks, memories, wires
+    around = tasks, memories, wires, placement
     arrival = 0.0
     for stage in reversed(range(len(tasks))):
         if stage < len(tasks) - 1:
-            total = _needed(tasks[stage], link_after(stage), Channel.GRADIENTS)
+            total = _needed(tasks[stage], placement.link(stage, stage + 1), Channel.GRADIENTS)
             ends[stage] = max(ends[stage], arrival + total.rest)
         if stage:
-            total_goes = _sent(tasks[stage], 0, Channel.GRADIENTS)
+            total_goes = _sent(tasks[stage], placement.link(stage, stage - 1), Channel.GRADIENTS)
             arrival = _arrival(ends[stage] + total_goes.begin, total_goes, stage, stage - 1, around)
-    goes = ends[0] + _sent(tasks[0], link_after(0), Channel.ACTIVATIONS).begin
+    goes = ends[0] + _sent(tasks[0], placement.link(0, 1), Channel.ACTIVATIONS).begin
     for stage in range(1, len(tasks)):
-        factor_goes = _sent(tasks[stage - 1], link_after(stage - 1), Channel.ACTIVATIONS)
+        link = placement.link(stage - 1, stage)
+        factor_goes = _sent(tasks[stage - 1], link, Channel.ACTIVATIONS)
         goes = _arrival(goes, factor_goes, stage - 1, stage, around)
-        factor = _needed(tasks[stage], 0, Channel.ACTIVATIONS)
+        factor = _needed(tasks[stage], placement.link(stage, stage - 1), Channel.ACTIVATIONS)
         ends[stage] = max(ends[stage], goes + factor.rest)
     return replace(times, update_s=times.update_s + ends - free)
 
@@ -92,8 +96,8 @@ def _needed(times: TaskTimes, link: int, channel: Channel) -> Needed:
 
 def _arrival(begin: float, sent: Sent, maker: int, user: int, around: Around) -> float:
     """Cycle in which a small packet, whose SEND begins in a cycle, is at a neighbour."""
-    tasks, memories, wires = around
-    channel, link, _ = link_ends(maker, user)
+    tasks, memories, wires, placement = around
+    channel, link, _ = link_ends(placement, maker, user)
     spec = tasks[maker].program.core.links[link]
     packet = PacketTimes(
         (spec, tasks[user].program.core),

@@ -121,7 +121,10 @@ class FewTiming:
         )
         schedule = schedule_of(self.lanes)
         times, _ = with_slot_waits(schedule, times, [], channels)
-        return with_clip_waits(schedule, times, self.tasks, self.memories, self.wires, [])
+        placement = self.pipeline.placement
+        return with_clip_waits(
+            schedule, times, self.tasks, self.memories, self.wires, placement, []
+        )
 
     def _sent(
         self, channel: Channel, channels: list[SlotChannel]
@@ -134,7 +137,7 @@ class FewTiming:
         table, lag, start, behind = (np.zeros(shape) for _ in range(4))
         pairs = list(pairwise(range(shape[0])))
         for maker, user in pairs if channel is Channel.ACTIVATIONS else [p[::-1] for p in pairs]:
-            _, link, other = link_ends(maker, user)
+            _, link, other = link_ends(self.pipeline.placement, maker, user)
             makes, uses = self.tasks[maker], self.tasks[user]
             sent: defaultdict[int, list[Sent]] = defaultdict(list)
             needed: defaultdict[int, list[Needed]] = defaultdict(list)

@@ -17,7 +17,6 @@ from fpgapipe.errors import UserError
 from fpgapipe.hw.hls_models.cycles.cluster_cycles import predict_cluster
 from fpgapipe.hw.hls_models.isa.instructions import Opcode, span_of
 from fpgapipe.lowering.lower import build_pipeline
-from fpgapipe.lowering.program.pipeline import link_after, wiring_of
 from fpgapipe.lowering.schedule.schedule import TaskKind, forward_only
 from fpgapipe.network.graph_json import to_json
 from fpgapipe.partition.plan import DATA_PARALLEL, Prediction
@@ -34,6 +33,7 @@ if TYPE_CHECKING:
 
     from fpgapipe.hw.hls_models.cycles.cluster_cycles import ClusterPrediction
     from fpgapipe.hw.hls_models.spec.device import ClusterSpec
+    from fpgapipe.lowering.placement import Placement
     from fpgapipe.lowering.program.device_program import DeviceProgram
     from fpgapipe.lowering.program.pipeline import PipelineProgram
     from fpgapipe.lowering.schedule.schedule import Task
@@ -223,7 +223,7 @@ def _found(
         return programs, predict_cluster(
             [part.instructions for part in programs.parts],
             cores,
-            wiring_of(len(cores)),
+            programs.wiring,
             memories=memories,
             wires=wire_timings(plan, cluster),
         )
@@ -242,7 +242,7 @@ def _found(
         pairs = zip(programs.parts, ends, strict=True)
         passes = [_shares(part, own, rounds, each) for part, own in pairs]
     nodes = [
-        NodeFacts(*own, *moved_bytes(part), size)
+        NodeFacts(*own, *_moved_bytes(part, programs.placement), size)
         for own, part, size in zip(passes, programs.parts, node_memory(plan, programs), strict=True)
     ]
     return JointFacts(total, float(period), tuple(nodes))
@@ -272,16 +272,19 @@ def _stages_passes(
     found = []
     for first, size in zip(plan.division.first, plan.division.sizes, strict=True):
         last = first + size - 1
-        forward, _ = _passes(programs.parts[first], ends[first], comes=0 if first else None)
-        behind = link_after(last) if last + 1 < len(programs.parts) else None
-        _, backward = _passes(programs.parts[last], ends[last], comes=behind)
+        forward, _ = _passes(programs, first, ends[first], first - 1)
+        _, backward = _passes(programs, last, ends[last], last + 1)
         tail = max(_tail(programs.parts[each], ends[each]) for each in range(first, last + 1))
         found += [(forward, backward, tail)] * size
     return found
 
 
-def _passes(part: DeviceProgram, ends: Sequence[float], comes: int | None) -> tuple[float, float]:
-    """Mean cycles of the passes of a device, from when its input has come over a link."""
+def _passes(
+    programs: PipelineProgram, node: int, ends: Sequence[float], other: int
+) -> tuple[float, float]:
+    """Mean cycles of the passes of a node, from when its input has come from another, if any."""
+    part, placement = programs.parts[node], programs.placement
+    comes = placement.link(node, other) if placement.are_joined(node, other) else None
     done = _done(part, ends)
     came = np.zeros(len(part.tasks))
     for kernel, instruction, end in zip(part.kernel_of, part.instructions, ends, strict=False):
@@ -331,9 +334,9 @@ def _tail(part: DeviceProgram, ends: Sequence[float]) -> float:
     return float(last - max(passes, default=0.0))
 
 
-def moved_bytes(part: DeviceProgram) -> tuple[int, int]:
-    """Bytes of a micro-batch that go to the next device, and that come back from it."""
-    link = link_after(part.index)
+def _moved_bytes(part: DeviceProgram, placement: Placement) -> tuple[int, int]:
+    """Bytes of a micro-batch that go to the next node, and that come back from it."""
+    _, link = placement.between(part.index)
     moved = {(TaskKind.F, Opcode.SEND): 0, (TaskKind.B, Opcode.RECEIVE): 0}
     for kernel, instruction in zip(part.kernel_of, part.instructions, strict=False):
         key = part.tasks[part.kernels[kernel].task].kind, instruction.opcode

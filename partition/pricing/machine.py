@@ -167,7 +167,7 @@ def price_plan(
         lanes = [part.tasks for part in timed.parts]
         timeline = timing.timeline_s(clk_hz)
         facts = [
-            StageFacts.of(times, range(len(times.durations)), part.memory_bytes)
+            StageFacts.of(times, range(len(times.durations)), part.memory_bytes, timed.placement)
             for times, part in zip(timing.tasks, timed.parts, strict=True)
         ]
     else:
@@ -307,7 +307,7 @@ def _found(
     return PlanFacts(
         timing.stage_times,
         tuple(
-            StageFacts.of(times, like, size)
+            StageFacts.of(times, like, size, pipeline.placement)
             for times, like, size in zip(
                 timing.tasks, timing.like, node_memory(plan, pipeline), strict=True
             )

@@ -9,12 +9,12 @@ import numpy as np
 
 from fpgapipe.hw.hls_models.isa.instructions import WORD_BYTES
 from fpgapipe.hw.hls_models.spec.link import Channel
-from fpgapipe.lowering.program.pipeline import link_after
 from fpgapipe.partition.timeline.timeline import StageTimes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from fpgapipe.lowering.placement import Placement
     from fpgapipe.partition.pricing.task_times import TaskTimes
 
 
@@ -38,7 +38,9 @@ class StageFacts:
     memory_bytes: int
 
     @classmethod
-    def of(cls, times: TaskTimes, numbers: Sequence[int], memory_bytes: int) -> StageFacts:
+    def of(
+        cls, times: TaskTimes, numbers: Sequence[int], memory_bytes: int, placement: Placement
+    ) -> StageFacts:
         """Facts from a program.
 
         Parameters
@@ -48,13 +50,16 @@ class StageFacts:
         numbers : sequence of int
             For each task of the mini-batch, number of the one in the program that takes as long.
         memory_bytes : int
+        placement : Placement
+            All devices, and the wires between them.
         """
         program = times.program
         count = max(len({task.microbatch for task in program.tasks} - {-1}), 1)
-        after = link_after(program.index)
-        has_next = len(program.core.links) > after
+        node = program.index
+        before, after = placement.between(node)
+        has_next, has_before = (placement.are_joined(node, each) for each in (node + 1, node - 1))
         sends = times.sent(after, Channel.ACTIVATIONS) if has_next else ()
-        returns = times.sent(0, Channel.GRADIENTS) if program.index else ()
+        returns = times.sent(before, Channel.GRADIENTS) if has_before else ()
         return cls(
             tuple(times.durations[list(numbers)].tolist()),
             WORD_BYTES * sum(sent.words for sent in sends) // count,

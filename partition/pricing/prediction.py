@@ -140,7 +140,7 @@ class PipelineTiming:
         channels = []
         for channel in (Channel.ACTIVATIONS, Channel.GRADIENTS):
             for maker, user in self._neighbours(channel):
-                _, link, _ = link_ends(maker, user)
+                _, link, _ = link_ends(self.pipeline.placement, maker, user)
                 tasks = self.tasks[maker].program.tasks
                 packets: defaultdict[int, list[tuple[Sent, Needed]]] = defaultdict(list)
                 for sent, needed in zip(*self._parts[maker, user], strict=True):
@@ -151,10 +151,11 @@ class PipelineTiming:
                     channel, link, stages, self.tasks, self.memories, wire, packets
                 )
         times, waits = with_slot_waits(self.schedule, self._free_times, self._free_waits, channels)
-        return (
-            with_clip_waits(self.schedule, times, self.tasks, self.memories, self.wires, waits),
-            waits,
+        placement = self.pipeline.placement
+        clipped = with_clip_waits(
+            self.schedule, times, self.tasks, self.memories, self.wires, placement, waits
         )
+        return clipped, waits
 
     @cached_property
     def _free_times(self) -> StageTimes:
@@ -200,7 +201,7 @@ class PipelineTiming:
     def _count_words(self, maker: int, user: int, table: NDArray[np.float64]) -> None:
         """Add to `table` the cycles that the wire needs for the packets of each micro-batch."""
         times = self.tasks[maker]
-        channel, link, _ = link_ends(maker, user)
+        channel, link, _ = link_ends(self.pipeline.placement, maker, user)
         spec = times.program.core.links[link]
         wire = self.wires[min(maker, user)]
         for task, _, _, words in times.sent(link, channel):
@@ -212,7 +213,7 @@ class PipelineTiming:
         """Parts that are sent and needed, for each pair of a sending and a receiving stage."""
         found = {}
         for pair in chain(*map(self._neighbours, (Channel.ACTIVATIONS, Channel.GRADIENTS))):
-            channel, link, other = link_ends(*pair)
+            channel, link, other = link_ends(self.pipeline.placement, *pair)
             makes, uses = (self.tasks[stage] for stage in pair)
             found[pair] = makes.sent(link, channel), uses.needed(other, channel)
         return found
@@ -224,7 +225,7 @@ class PipelineTiming:
         for channel in (Channel.ACTIVATIONS, Channel.GRADIENTS):
             for maker, user in self._neighbours(channel):
                 makes, uses = self.tasks[maker], self.tasks[user]
-                _, link, _ = link_ends(maker, user)
+                _, link, _ = link_ends(self.pipeline.placement, maker, user)
                 found[maker, user] = lags(
                     *self._parts[maker, user],
                     uses.durations,

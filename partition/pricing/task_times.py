@@ -43,7 +43,6 @@ from fpgapipe.hw.hls_models.isa.instructions import Instruction, Opcode
 from fpgapipe.hw.hls_models.model.link_dma import words_of_packet
 from fpgapipe.hw.hls_models.model.sequencer import SequencerSpec
 from fpgapipe.hw.hls_models.spec.link import Channel
-from fpgapipe.lowering.program.pipeline import link_after
 from fpgapipe.lowering.schedule.schedule import TaskKind
 
 if TYPE_CHECKING:
@@ -52,6 +51,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec
+    from fpgapipe.lowering.placement import Placement
     from fpgapipe.lowering.program.device_program import DeviceProgram
 
 
@@ -395,11 +395,10 @@ class _Held(Mover):
         raise AssertionError("what comes at once does not move")
 
 
-def link_ends(maker: int, user: int) -> tuple[Channel, int, int]:
+def link_ends(placement: Placement, maker: int, user: int) -> tuple[Channel, int, int]:
     """Channel, number of the sending link and number of the receiving link of two neighbours."""
-    if maker < user:
-        return Channel.ACTIVATIONS, link_after(maker), 0
-    return Channel.GRADIENTS, 0, link_after(user)
+    channel = Channel.ACTIVATIONS if maker < user else Channel.GRADIENTS
+    return channel, placement.link(maker, user), placement.link(user, maker)
 
 
 def lags(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from fpgapipe.hw.hls_models.cycles.cluster_cycles import predict_cluster
 from fpgapipe.hw.hls_models.spec.link import LinkEngineSpec
 from fpgapipe.lowering.memory.placed import Placed, page
-from fpgapipe.lowering.program.pipeline import wiring_of
+from fpgapipe.lowering.placement import Placement
 from fpgapipe.lowering.ring.hop import hop_programs
 from fpgapipe.lowering.units.step_options import StepOptions
 from fpgapipe.partition.cost.cores import ported
@@ -273,7 +273,7 @@ def hop_cycles(plan: RingPlan, cluster: ClusterSpec, programs: Sequence[Sequence
     found = predict_cluster(
         programs,  # type: ignore[arg-type]
         core_specs(plan.spread),
-        wiring_of(len(programs)),
+        Placement.chain(len(programs)).wires,
         memories=memory_specs(plan.spread),
         wires=wire_timings(plan.spread, cluster),
     )

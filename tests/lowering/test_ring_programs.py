@@ -18,7 +18,7 @@ from fpgapipe.hw.hls_models.isa.instructions import encode
 from fpgapipe.hw.hls_models.model.cluster import run_cluster
 from fpgapipe.hw.hls_models.model.core import CoreModel
 from fpgapipe.lowering.memory.placed import Placed, page
-from fpgapipe.lowering.program.pipeline import wiring_of
+from fpgapipe.lowering.placement import Placement
 from fpgapipe.lowering.program.step import build_step
 from fpgapipe.lowering.ring.hop import BUFFER_BYTES, hop_programs
 from fpgapipe.lowering.ring.ring_program import build_ring
@@ -51,7 +51,11 @@ def hop_of(num_devices, sizes=SIZES):
 @pytest.mark.parametrize("num_devices", [2, 3, 4, 7])
 def test_a_hop_moves_what_each_device_has_to_the_next(num_devices):
     programs, memories, after = hop_of(num_devices)
-    run_cluster([CoreModel(CORE, each) for each in memories], programs, wiring_of(num_devices))
+    run_cluster(
+        [CoreModel(CORE, each) for each in memories],
+        programs,
+        Placement.chain(num_devices).wires,
+    )
     for memory, expected in zip(memories, after, strict=True):
         np.testing.assert_array_equal(memory[: expected.size], expected)
 
@@ -69,7 +73,7 @@ def test_a_hop_with_small_queues_in_any_order(seed):
 def test_a_hop_takes_as_long_as_one_transfer():
     for num_devices in (2, 4, 8):
         programs, _, _ = hop_of(num_devices, [1 << 19])
-        found = predict_cluster(programs, [CORE] * num_devices, wiring_of(num_devices))
+        found = predict_cluster(programs, [CORE] * num_devices, Placement.chain(num_devices).wires)
         assert found.cycles < 1.3 * (1 << 19) / 16
 
 
@@ -156,7 +160,7 @@ def test_a_simulated_hop(num_devices, latency):
         image[entry : entry + code.size] = code
         images.append(image)
     wire = WireSpec(phy_bytes=16, bytes_per_cycle=Fraction(16), latency_cycles=latency)
-    wiring = wiring_of(num_devices)
+    wiring = Placement.chain(num_devices).wires
     devices = SimulatedDevices(
         [CORE] * num_devices,
         images,
