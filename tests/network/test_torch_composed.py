@@ -46,6 +46,9 @@ def scores_overwritten(s, x):
         # The gradient of the norm of zeros is zero.
         (lambda s, x: F.normalize(s.fc(x).relu() * 0 + F.relu(s.fc(x) - 2), dim=1), {}),
         (lambda s, x: (s.fc(x) * 0).norm(dim=1, keepdim=True) + s.fc(x), {}),
+        # So is that of the standard deviation of equal values.
+        (lambda s, x: (s.fc(x) * 0).std(1, keepdim=True) + s.fc(x), {}),
+        (lambda s, x: F.relu(s.fc(x) - 2).std(-1, keepdim=True) * s.fc(x), {}),
         (lambda s, x: s.fc(x).repeat(2, 3), {}),
         (lambda s, x: s.fc(x).repeat(2, 1, 3), {}),
         (lambda s, x: s.fc(x).tile(1, 1), {}),

@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from fpgapipe.network.frontends.builder import Unsupported
+from fpgapipe.network.frontends.torch.torch_composed import LEAST_SQUARE
 from fpgapipe.network.frontends.torch.torch_registry import Node, handles
 from fpgapipe.network.frontends.torch.torch_translation import Translation
-from fpgapipe.network.operators import Affine, Binary, Reduce, Reshape, Transpose, Unary
+from fpgapipe.network.operators import Affine, Binary, Clamp, Reduce, Reshape, Transpose, Unary
 from fpgapipe.network.operators.tensors import normalise_axis
 
 
@@ -54,6 +55,8 @@ def _variance(t: Translation, node: Node) -> None:
     if correction:
         layer = t.add(f"{node.name}.scale", Affine(count / (count - correction)), layer)
     if "std" in node.target:
+        # PyTorch's gradient of the deviation of equal values is zero, the root's alone infinite.
+        layer = t.add(f"{node.name}.least", Clamp(LEAST_SQUARE, strict=True), layer)
         layer = t.add(f"{node.name}.root", Unary("sqrt"), layer)
     layer = _without(t, node, axes, layer)
     t.give(node, [layer, _without(t, node, axes, mean)] if "mean" in node.target else layer)
