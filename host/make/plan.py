@@ -72,8 +72,6 @@ class Planned(Result):
         Micro-batches of a step, and where its cycles go on each device, if that was asked for.
     """
 
-    RECORDS: ClassVar[str] = "stages"
-
     plan: Plan
     graph: Graph
     cluster: ClusterSpec
@@ -99,6 +97,14 @@ class Planned(Result):
             names=plan.lane_names,
             transfer_bytes=sent,
         )
+
+    def to_records(self) -> list[dict[str, Any]]:
+        """A row for each node, with the number and the layers of its stage."""
+        return [
+            {"stage": number, "layers": stage.layers, **node.model_dump(mode="json")}
+            for number, stage in enumerate(self.plan.stages)
+            for node in stage.nodes
+        ]
 
     def to_dict(self) -> dict[str, Any]:
         """The plan, what it was compared with, and whether it can be built."""

@@ -310,8 +310,8 @@ def _shares(
     passes = [np.flatnonzero(kinds == kind) for kind in (TaskKind.F, TaskKind.B)]
     forward, backward = (float(took[each[-1]]) if each.size else 0.0 for each in passes)
     end = float(done[max(each[-1] for each in passes if each.size)])
-    of_each = (end / rounds if period is None else period) / (forward + backward or 1.0)
-    return of_each * forward, of_each * backward, 0.0
+    each, whole = end / rounds if period is None else period, forward + backward or 1.0
+    return each * forward / whole, each * backward / whole, 0.0
 
 
 def _done(part: DeviceProgram, ends: Sequence[float]) -> NDArray[np.float64]:
