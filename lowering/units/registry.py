@@ -7,9 +7,9 @@ entry points of the group `ENTRY_POINTS`; they are imported when a network is fi
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache
-from importlib.metadata import entry_points
 from typing import TYPE_CHECKING
+
+from fpgapipe.plugins import load_all
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -126,7 +126,7 @@ def unit_of(layer: Layer, around: Surroundings) -> Unit:
     NotImplementedError
         If the core does not run the layer; the message is the reason.
     """
-    _load_others()
+    load_all(ENTRY_POINTS)
     for taker in _TAKERS.get(layer.op, ()):
         if (unit := taker(layer, around)) is not None:
             return unit
@@ -134,10 +134,3 @@ def unit_of(layer: Layer, around: Surroundings) -> Unit:
     if maker is None:
         raise NotImplementedError(f"the core has no {layer.op}")
     return maker(layer, around)
-
-
-@cache
-def _load_others() -> None:
-    """Import the modules of other packages that register units."""
-    for each in entry_points(group=ENTRY_POINTS):
-        each.load()

@@ -2,14 +2,13 @@
 
 import dataclasses
 import json
-import logging
 import sys
 from pathlib import Path
 
+import plugin_cases
 import pytest
 import yaml
 
-from fpgapipe.boards import library
 from fpgapipe.boards.library import board_names, load_board
 from fpgapipe.boards.schema import ESTIMATE, RESOURCES, Board
 from fpgapipe.errors import FileError, UserError
@@ -235,17 +234,12 @@ def offer(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(tmp_path))
 
     def install(package: str, board: str, content: str | None, module: str | None = None) -> None:
-        folder = tmp_path / package
-        folder.mkdir()
-        (folder / "__init__.py").touch()
+        files = {}
         if content is not None:
             text = (FOLDER / "ulx3s.yaml").read_text().replace("name: ulx3s", f"name: {content}")
-            (folder / f"{board}.yaml").write_text(text)
-        info = tmp_path / f"{package}-1.0.dist-info"
-        info.mkdir()
-        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: 1.0\n")
-        entry = f"[{library.ENTRY_POINTS}]\n{board} = {module or package}\n"
-        (info / "entry_points.txt").write_text(entry)
+            files[f"{board}.yaml"] = text
+        entries = {"fpgapipe.boards": {board: module or package}}
+        plugin_cases.install(tmp_path, package, files, entries)
 
     yield install
     for package in [name for name in sys.modules if name.startswith("fpgapipe_test_")]:
@@ -258,14 +252,17 @@ class TestEntryPoints:
         assert load_board("lab-board").name == "lab-board"
         assert board_names()[-1] == "lab-board"
 
-    def test_a_built_in_board_is_not_replaced_silently(self, offer, caplog):
+    def test_a_built_in_board_is_not_replaced(self, offer):
         offer("fpgapipe_test_b", "u280", "u280")
-        with caplog.at_level(logging.WARNING, logger="fpgapipe.boards"):
-            assert load_board("u280").part.dsp_kind == "DSP48E2"
-        assert caplog.messages == [
-            "the built-in board u280 is used, not the one that the package fpgapipe_test_b offers"
-        ]
+        with pytest.raises(UserError) as raised:
+            load_board("u280")
+        assert str(raised.value) == (
+            "the package fpgapipe_test_b offers 'u280 = fpgapipe_test_b' in fpgapipe.boards, and "
+            "fpgapipe has a board of that name; rename the entry point, or uninstall the package "
+            "fpgapipe_test_b"
+        )
         assert board_names().count("u280") == 1
+        assert load_board("u250").name == "u250"
 
     def test_two_packages_with_one_name(self, offer):
         offer("fpgapipe_test_c", "lab-board", "lab-board")
@@ -283,17 +280,24 @@ class TestEntryPoints:
         with pytest.raises(UserError) as raised:
             load_board("lab-board")
         assert str(raised.value) == (
-            "the package fpgapipe_test_f offers the board 'lab-board', but fpgapipe_test_none "
-            "cannot be imported: ModuleNotFoundError: \"No module named 'fpgapipe_test_none'\""
+            "the package fpgapipe_test_f offers 'lab-board = fpgapipe_test_none' in "
+            'fpgapipe.boards, which cannot be imported: ModuleNotFoundError: "No module named '
+            "'fpgapipe_test_none'\"; mend the package fpgapipe_test_f, or uninstall it"
         )
 
-    def test_a_file_with_another_name(self, offer):
+    def test_a_file_with_another_name(self, offer, tmp_path):
         offer("fpgapipe_test_g", "lab-board", "other")
         with pytest.raises(UserError) as raised:
             load_board("lab-board")
         assert str(raised.value) == (
-            "the package fpgapipe_test_g offers the board 'lab-board', but its file says 'other'"
+            f"{tmp_path}/fpgapipe_test_g/lab-board.yaml: names the board 'other', and its package "
+            "'lab-board'"
         )
+
+    def test_what_is_no_package(self, offer):
+        offer("fpgapipe_test_i", "lab-board", None, module="pathlib:Path")
+        with pytest.raises(UserError, match=r"in fpgapipe\.boards, which is no package; mend the"):
+            load_board("lab-board")
 
     def test_the_list_goes_on_without_a_broken_board(self, offer, capsys):
         offer("fpgapipe_test_h", "lab-board", "other")
@@ -301,7 +305,8 @@ class TestEntryPoints:
         out, err = capsys.readouterr()
         assert "u280" in out
         assert "lab-board" not in out
-        assert err.startswith("left out: the package fpgapipe_test_h offers the board 'lab-board'")
+        assert "lab-board.yaml: names the board 'other'" in err
+        assert err.startswith("left out: ")
 
 
 class TestCommand:

@@ -4,7 +4,9 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import pytest
+from plugin_cases import install
 
+from fpgapipe.errors import UserError
 from fpgapipe.lowering.program.boundary import stages_of
 from fpgapipe.lowering.units import registry
 from fpgapipe.lowering.units.layers.step_units import ActivationUnit
@@ -60,18 +62,32 @@ def test_an_operator_has_one_unit():
         runs("odd", "conv")(lambda layer, around: None)
 
 
-def test_other_packages_register_units(monkeypatch):
-    class Entry:
-        def load(self):
-            runs("odd")(lambda layer, around: ActivationUnit((layer,)))
+ODD_UNIT = """
+from fpgapipe.lowering.units.layers.step_units import ActivationUnit
+from fpgapipe.lowering.units.registry import runs
 
-    monkeypatch.setattr(
-        registry, "entry_points", lambda group: [Entry()] * (group == "fpgapipe.units")
-    )
-    registry._load_others.cache_clear()
+runs({name!r})(lambda layer, around: ActivationUnit((layer,)))
+"""
+
+
+def test_other_packages_register_units(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(tmp_path))
+    files, entries = {"odd.py": ODD_UNIT.format(name="odd")}, {"odd": "fpgapipe_test_odd.odd"}
+    install(tmp_path, "fpgapipe_test_odd", files, {"fpgapipe.units": entries})
     assert [unit.name for unit in units_of(clipped())] == ["fc", "clip", "logits"]
-    monkeypatch.undo()
-    registry._load_others.cache_clear()
+
+
+def test_a_package_with_a_unit_that_there_is_already(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(tmp_path))
+    files, entries = {"odd.py": ODD_UNIT.format(name="conv")}, {"odd": "fpgapipe_test_taken.odd"}
+    install(tmp_path, "fpgapipe_test_taken", files, {"fpgapipe.units": entries})
+    with pytest.raises(UserError) as raised:
+        units_of(clipped())
+    assert str(raised.value) == (
+        "the package fpgapipe_test_taken offers 'odd = fpgapipe_test_taken.odd' in fpgapipe.units, "
+        "which cannot be imported: ValueError: \"operator 'conv' has a unit already\"; mend the "
+        "package fpgapipe_test_taken, or uninstall it"
+    )
 
 
 @pytest.mark.parametrize("name", ["resnet18", "vgg16", "digits-cnn", "gnmt8"])

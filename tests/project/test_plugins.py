@@ -1,0 +1,121 @@
+"""What other packages offer: found by name, imported late, and refused in full sentences."""
+
+import sys
+
+import pytest
+from plugin_cases import install
+
+from fpgapipe.errors import UserError
+from fpgapipe.plugins import Registry, instance_of, subclass_of
+
+GROUP = "fpgapipe.test_colours"
+
+
+@pytest.fixture
+def site(tmp_path, monkeypatch):
+    """A folder in which packages are found, whose modules are forgotten afterwards."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield tmp_path
+    for name in [name for name in sys.modules if name.startswith("fpgapipe_test_")]:
+        del sys.modules[name]
+
+
+def offer(site, value, text="", *, name="teal", package="fpgapipe_test_paint"):
+    install(site, package, {"colours.py": text}, {GROUP: {name: value}})
+
+
+COLOURS: Registry[int] = Registry(
+    GROUP, "colour", {"red": 1, "digits": "string:digits", "big": "sys:maxsize"}, instance_of(int)
+)
+TEAL = "fpgapipe_test_paint.colours:TEAL"
+
+
+def test_own_things_come_first_and_late():
+    assert COLOURS.names() == ["red", "digits", "big"]
+    assert COLOURS["red"] == 1
+    assert COLOURS["big"] == sys.maxsize
+
+
+def test_another_package_adds_one(site):
+    offer(site, TEAL, "TEAL = 7")
+    assert COLOURS.names() == ["red", "digits", "big", "teal"]
+    assert "teal" in COLOURS
+    assert "fpgapipe_test_paint" not in sys.modules
+    assert COLOURS["teal"] == 7
+
+
+def test_there_is_none_of_that_name():
+    assert "reed" not in COLOURS
+    with pytest.raises(UserError) as raised:
+        COLOURS["reed"]
+    assert str(raised.value) == "there is no colour named 'reed'; did you mean 'red'?"
+    with pytest.raises(UserError, match=r"named 'blue'; the colours are red, digits, big$"):
+        COLOURS["blue"]
+
+
+OFFERED = f"the package fpgapipe_test_paint offers 'teal = {TEAL}' in {GROUP}, which "
+MEND = "; mend the package fpgapipe_test_paint, or uninstall it"
+
+
+@pytest.mark.parametrize(
+    ("text", "what"),
+    [
+        ("1 / 0", "cannot be imported: ZeroDivisionError: 'division by zero'"),
+        ("raise SystemExit(3)", "cannot be imported: SystemExit: '3'"),
+        ("TEAL = 'blue'", "is str, not a int"),
+        ("class TEAL: pass", "is the class TEAL, not a int"),
+    ],
+)
+def test_a_broken_package(site, text, what):
+    offer(site, TEAL, text)
+    with pytest.raises(UserError) as raised:
+        COLOURS["teal"]
+    assert str(raised.value) == OFFERED + what + MEND
+    assert COLOURS["red"] == 1
+
+
+def test_an_object_that_is_not_there(site):
+    offer(site, TEAL)
+    with pytest.raises(UserError, match=r"which cannot be imported: AttributeError: .*TEAL"):
+        COLOURS["teal"]
+
+
+def test_a_value_that_names_nothing(site):
+    offer(site, "not a module")
+    with pytest.raises(UserError, match=r"offers 'teal = not a module' in .*cannot be imported"):
+        COLOURS["teal"]
+
+
+def test_a_name_that_is_taken(site):
+    offer(site, TEAL, "TEAL = 7", name="red")
+    with pytest.raises(UserError) as raised:
+        COLOURS["red"]
+    assert str(raised.value) == (
+        f"the package fpgapipe_test_paint offers 'red = {TEAL}' in {GROUP}, and fpgapipe has a "
+        "colour of that name; rename the entry point, or uninstall the package fpgapipe_test_paint"
+    )
+
+
+def test_two_packages_with_one_name(site):
+    offer(site, TEAL, "TEAL = 7")
+    offer(site, "fpgapipe_test_dye.colours:TEAL", "TEAL = 8", package="fpgapipe_test_dye")
+    with pytest.raises(UserError) as raised:
+        COLOURS["teal"]
+    both = {
+        f"the colour 'teal' is offered by the package {one} and the package {other}; uninstall all "
+        "but one of them"
+        for one, other in (
+            ("fpgapipe_test_paint", "fpgapipe_test_dye"),
+            ("fpgapipe_test_dye", "fpgapipe_test_paint"),
+        )
+    }
+    assert str(raised.value) in both
+
+
+def test_subclasses():
+    kinds = Registry(
+        GROUP, "kind", {"bool": "builtins:bool", "str": "builtins:str"}, subclass_of(int)
+    )
+    assert kinds["bool"] is bool
+    with pytest.raises(TypeError, match=r"^is the class str, not a subclass of int$"):
+        kinds["str"]
