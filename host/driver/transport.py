@@ -11,9 +11,13 @@ from fpgapipe.errors import UserError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from pathlib import Path
 
     import numpy as np
     from numpy.typing import NDArray
+
+    from fpgapipe.boards.address import Address
+    from fpgapipe.boards.schema import Board
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 50e-6, 10e-3
 """Pauses between two looks at a device that has not ended: the first one, and the longest."""
@@ -123,3 +127,30 @@ class Transport(Closing):
     def pause(self, pause_s: float) -> None:
         """Let time pass, at most until the next interrupt; `wait` does so between two looks."""
         time.sleep(pause_s)
+
+
+class BoardTransport(Transport):
+    """Access to a board at the address that a cluster file has.
+
+    Such a class is registered in `fpgapipe.host.transports.opening`, or by another package as an
+    entry point of the group ``fpgapipe.transports`` that has its `name`.
+    """
+
+    @classmethod
+    @abstractmethod
+    def open(cls, address: Address, board: Board, folder: Path) -> BoardTransport:
+        """Open a device.
+
+        Parameters
+        ----------
+        address : Address
+            What the cluster file says of the device.
+        board : Board
+        folder : Path
+            Folder of the cluster file, from which the paths in the address lead.
+
+        Raises
+        ------
+        UserError
+            If the address lacks something, or the device cannot be opened.
+        """

@@ -19,18 +19,17 @@ from fpgapipe.host.runtime.parameters_file import read_parameters
 from fpgapipe.host.runtime.run_display import RunDisplay
 from fpgapipe.host.runtime.run_folder import SETTINGS
 from fpgapipe.host.runtime.runtime import (
-    COUNTERPART,
     PYTORCH,
-    BackendName,
     RunOptions,
     RunSummary,
+    counterpart,
     run_build,
 )
 from fpgapipe.host.runtime.settings import RateSchedule, Settings
 from fpgapipe.host.terminal.console import Table, count, scaled
 from fpgapipe.host.terminal.progress import Progress, silent
 from fpgapipe.host.terminal.result import Result
-from fpgapipe.host.transports.opening import transports_of
+from fpgapipe.host.transports.opening import backend_names, transports_of
 from fpgapipe.lowering.units.step_options import StepOptions
 from fpgapipe.sim_tb.native.waves import WaveWindow, possible_format
 from fpgapipe.sim_tb.substitutes.simulation import Simulation
@@ -231,10 +230,10 @@ def _is_setting(name: str, value: object) -> bool:
 
 def run(
     folder: Path | str,
-    backend: BackendName = "sim",
+    backend: str = "sim",
     *,
     cluster_file: Path | str | None = None,
-    check: BackendName | str = "none",
+    check: str = "none",
     resume: bool = False,
     source: Path | str | None = None,
     checkpoint_every: int = 20,
@@ -298,8 +297,8 @@ def run(
     """
     begin_s = time.monotonic()
     folder = Path(folder)
-    if backend not in COUNTERPART:
-        raise UserError(f"a backend must be one of {', '.join(COUNTERPART)}, not {backend}")
+    if backend not in backend_names():
+        raise UserError(f"a backend must be one of {', '.join(backend_names())}, not {backend}")
     with holding(folder):
         build = open_build(folder)
         asked = Asked(**settings)
@@ -329,10 +328,10 @@ def run(
         values = read_parameters(Path(parameters), build.graph) if parameters else None
         if place and values is not None:
             raise UserError("a checkpoint has parameters of its own; leave --parameters out")
-        beside = {"none": None, "auto": COUNTERPART[backend]}
+        beside = {"none": None, "auto": counterpart(backend)}
         options = RunOptions(
             backend,
-            beside.get(check, check),  # type: ignore[arg-type]
+            beside.get(check, check),
             source=place,
             parameters=values,
             checkpoint_every=checkpoint_every,
@@ -369,7 +368,7 @@ def _source(
         return (folder / RUN / backend if resume else None), int(warm[1])
     if not given:
         return (folder / RUN / backend if resume else None), None
-    source = folder / RUN / given if given in COUNTERPART else Path(given)
+    source = folder / RUN / given if given in backend_names() else Path(given)
     if not source.exists():
         raise UserError(f"{source} is not there: no run of which --from {given} could go on")
     return source, None

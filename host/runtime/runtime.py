@@ -10,7 +10,7 @@ import time
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -54,22 +54,7 @@ if TYPE_CHECKING:
     from fpgapipe.sim_tb.native.waves import WaveWindow
     from fpgapipe.sim_tb.substitutes.simulation import Simulation
 
-BackendName = Literal["sim", "model", "torch", "torch-mx", "agent", "litex", "pynq", "xdma", "xrt"]
-
-COUNTERPART: dict[BackendName, BackendName] = {
-    "sim": "model",
-    "model": "torch",
-    "torch": "model",
-    "torch-mx": "model",
-    "agent": "model",
-    "litex": "model",
-    "pynq": "model",
-    "xdma": "model",
-    "xrt": "model",
-}
-"""For each backend, the one that it is checked against if no other is named."""
-
-PYTORCH: tuple[BackendName, ...] = ("torch", "torch-mx")
+PYTORCH = ("torch", "torch-mx")
 """Backends in PyTorch: with the precision of the options, and with the core's number formats."""
 
 LOGITS = "logits.npz"
@@ -111,8 +96,8 @@ class RunOptions:
         Function that opens the way to each device of a plan, if the backend is one of boards.
     """
 
-    backend: BackendName
-    check: BackendName | None = None
+    backend: str
+    check: str | None = None
     source: Path | None = None
     parameters: Values | None = field(default=None, repr=False)
     checkpoint_every: int = CHECKPOINT_EVERY
@@ -235,8 +220,13 @@ class RunSummary:
 # ---------------------------------------------------------------------- backends and parameters
 
 
+def counterpart(backend: str) -> str:
+    """Name of the backend that one is checked against if no other is named."""
+    return "torch" if backend == "model" else "model"
+
+
 def open_backend(
-    build: Build, name: BackendName, options: RunOptions, *, precision: Precision | None = None
+    build: Build, name: str, options: RunOptions, *, precision: Precision | None = None
 ) -> StepRunner:
     """Make a backend of a build, with its initial parameters or those of the options."""
     parameters = build.parameters if options.parameters is None else options.parameters

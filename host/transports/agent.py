@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fpgapipe.host.driver.transport import Transport, TransportError
+from fpgapipe.errors import UserError
+from fpgapipe.host.driver.transport import BoardTransport, TransportError
 from fpgapipe.host.transports import agent_protocol as protocol
 from fpgapipe.host.transports.agent_secrets import authorization, certificates, trusting
 from fpgapipe.optional import require
@@ -21,6 +22,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from numpy.typing import NDArray
+
+    from fpgapipe.boards.address import Address
+    from fpgapipe.boards.schema import Board
 
 REACH_LIMIT_S = 5.0
 """Seconds in which an agent must answer at all."""
@@ -35,7 +39,7 @@ MEMORY_LIMIT_S = 60.0
 """Seconds in which `MOST_BYTES` of memory must be moved, as over a serial line."""
 
 
-class AgentTransport(Transport):
+class AgentTransport(BoardTransport):
     """Access to a device that an agent serves, and that belongs to this client until `close`.
 
     Parameters
@@ -103,6 +107,11 @@ class AgentTransport(Transport):
             self.close()
             raise
         self._metadata = (*self._metadata, (protocol.SESSION, session))
+
+    @classmethod
+    def open(cls, address: Address, board: Board, folder: Path) -> AgentTransport:
+        """See `BoardTransport`."""
+        raise UserError("--backend agent needs the key agent, at which the device is served")
 
     def _hold(self, device: str, limit_s: float) -> list[str]:
         """Take a device; returns session, kind and board."""

@@ -16,13 +16,16 @@ import numpy as np
 
 from fpgapipe.errors import UserError
 from fpgapipe.host.driver.allocation import Allocation
-from fpgapipe.host.driver.transport import Transport, TransportError
+from fpgapipe.host.driver.transport import BoardTransport, TransportError
 from fpgapipe.optional import require
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from numpy.typing import NDArray
+
+    from fpgapipe.boards.address import Address
+    from fpgapipe.boards.schema import Board
 
 REGISTERS, MEMORY = "fpgapipe", "main_ram"
 """Names of the two regions of the bus: the core's registers, and the SDRAM."""
@@ -52,7 +55,7 @@ _SOFTWARE, _HARDWARE = 0x0E, 0x01
 controller."""
 
 
-class LitexTransport(Transport):
+class LitexTransport(BoardTransport):
     """Access to a core in a SoC of LiteX.
 
     The core has the SDRAM from address 0 on, and no other master of the bus caches it.
@@ -140,6 +143,21 @@ class LitexTransport(Transport):
         except BaseException:
             self.close()
             raise
+
+    @classmethod
+    def open(cls, address: Address, board: Board, folder: Path) -> LitexTransport:
+        """See `BoardTransport`."""
+        if address.csr is None:
+            raise UserError(
+                "--backend litex needs the key csr, the path of the csr.csv that was made with the "
+                "bitstream"
+            )
+        return cls(
+            address.device,
+            folder / address.csr,
+            memory=address.memory,
+            memory_bytes=address.memory_bytes,
+        )
 
     def close(self) -> None:
         """See `Transport`."""

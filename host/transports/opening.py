@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fpgapipe.boards.cluster import load_cluster
 from fpgapipe.errors import UserError
+from fpgapipe.host.driver.transport import BoardTransport
+from fpgapipe.plugins import Registry, subclass_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from importlib.metadata import EntryPoint
 
     from fpgapipe.boards.address import Address
     from fpgapipe.boards.cluster import Cluster
@@ -18,72 +21,37 @@ if TYPE_CHECKING:
     from fpgapipe.partition.plan import Plan
 
 
-def _xdma(address: Address, board: Board, folder: Path) -> Transport:
-    from fpgapipe.host.transports.xdma import XdmaTransport
-
-    if not address.device.isdecimal():
-        raise UserError(f"the card must be a number, as in /dev/xdma0_user, not {address.device}")
-    return XdmaTransport(
-        int(address.device),
-        registers=address.registers,
-        memory=address.memory,
-        memory_bytes=address.memory_bytes or board.device_spec().memory_bytes,
-    )
+WITHOUT_BOARDS = ("sim", "model", "torch", "torch-mx")
+"""Backends that are no transports to boards."""
 
 
-def _pynq(address: Address, board: Board, folder: Path) -> Transport:
-    from fpgapipe.host.transports.pynq_board import PynqTransport
-
-    bitstream = folder / address.bitstream if address.bitstream else None
-    registers = address.registers
-    if not registers and board.packaging and board.packaging.pynq:
-        registers = int(board.packaging.pynq.registers, 16)  # as in the package's design
-    return PynqTransport(registers, bitstream)
-
-
-def _xrt(address: Address, board: Board, folder: Path) -> Transport:
-    from fpgapipe.host.package.shim import SHIM_LIBRARY
-    from fpgapipe.host.package.vitis import instance
-    from fpgapipe.host.package.wrapper import CORE
-    from fpgapipe.host.transports.xrt import XrtTransport
-
-    if address.bitstream is None:
-        raise UserError("--backend xrt needs the key bitstream, the path of the .xclbin")
-    bitstream = folder / address.bitstream
-    library = bitstream.parent / SHIM_LIBRARY
-    return XrtTransport(library, address.device, bitstream, f"{CORE}:{{{instance(CORE)}}}")
+def _transport(entry: EntryPoint, found: Any) -> type[BoardTransport]:
+    kind = subclass_of(BoardTransport)(entry, found)  # type: ignore[type-abstract]
+    if entry.name in WITHOUT_BOARDS:
+        raise TypeError("has the name of a backend without boards")
+    if kind.name != entry.name:
+        raise TypeError(f"has the name {kind.name!r} of its own")
+    return kind
 
 
-def _litex(address: Address, board: Board, folder: Path) -> Transport:
-    from fpgapipe.host.transports.litex import LitexTransport
-
-    if address.csr is None:
-        raise UserError(
-            "--backend litex needs the key csr, the path of the csr.csv that was made with the "
-            "bitstream"
-        )
-    return LitexTransport(
-        address.device,
-        folder / address.csr,
-        memory=address.memory,
-        memory_bytes=address.memory_bytes,
-    )
-
-
-def _agent(address: Address, board: Board, folder: Path) -> Transport:
-    raise UserError("--backend agent needs the key agent, at which the device is served")
+TRANSPORTS: Registry[type[BoardTransport]] = Registry(
+    "fpgapipe.transports",
+    "transport",
+    {
+        "agent": "fpgapipe.host.transports.agent:AgentTransport",
+        "litex": "fpgapipe.host.transports.litex:LitexTransport",
+        "pynq": "fpgapipe.host.transports.pynq_board:PynqTransport",
+        "xdma": "fpgapipe.host.transports.xdma:XdmaTransport",
+        "xrt": "fpgapipe.host.transports.xrt:XrtTransport",
+    },
+    _transport,
+)
+"""The transports to boards, which are also the names of backends."""
 
 
-OPENED: dict[str, Callable[[Address, Board, Path], Transport]] = {
-    "agent": _agent,
-    "litex": _litex,
-    "pynq": _pynq,
-    "xdma": _xdma,
-    "xrt": _xrt,
-}
-"""For each transport to boards, the function that opens a device, given the file's folder."""
-
-TRANSPORTS = tuple(OPENED)
+def backend_names() -> list[str]:
+    """Names of all backends: those without boards, then the transports."""
+    return [*WITHOUT_BOARDS, *TRANSPORTS.names()]
 
 
 def open_device(kind: str, name: str, address: Address, board: Board, folder: Path) -> Transport:
@@ -92,7 +60,7 @@ def open_device(kind: str, name: str, address: Address, board: Board, folder: Pa
     Parameters
     ----------
     kind : str
-        One of `TRANSPORTS`: that of the device, or ``agent`` for whatever the agent has.
+        Name of a transport: that of the device, or ``agent`` for whatever the agent has.
     name : str
         Name of the device.
     address : Address
@@ -106,7 +74,7 @@ def open_device(kind: str, name: str, address: Address, board: Board, folder: Pa
         If the device cannot be opened, or its agent has another one under this name.
     """
     if address.agent is None:
-        return OPENED[kind](address, board, folder)
+        return TRANSPORTS[kind].open(address, board, folder)
     from fpgapipe.host.transports.agent import AgentTransport
     from fpgapipe.host.transports.agent_secrets import token_from
 
@@ -130,7 +98,7 @@ def open_transports(kind: str, plan: Plan, cluster: Cluster, file: Path) -> list
     Parameters
     ----------
     kind : str
-        One of `TRANSPORTS`.
+        Name of a transport.
     plan : Plan
     cluster : Cluster
         Cluster with addresses. Its devices are those of the plan if they have the same names;
@@ -192,6 +160,7 @@ def transports_of(
             f"--backend {backend} needs --cluster FILE, which says at which address each board is "
             "reached (docs/boards.md)"
         )
+    TRANSPORTS[backend]  # one that cannot be used is refused before anything is opened
     file = Path(cluster_file)
     cluster = load_cluster(file)
     return lambda plan: open_transports(backend, plan, cluster, file)

@@ -8,7 +8,7 @@ import numpy as np
 
 from fpgapipe.errors import UserError
 from fpgapipe.host.driver.buffers import Buffers
-from fpgapipe.host.driver.transport import Transport, TransportError
+from fpgapipe.host.driver.transport import BoardTransport, TransportError
 from fpgapipe.hw.hls_models.model.registers import ADDRESS_BITS
 
 if TYPE_CHECKING:
@@ -16,8 +16,11 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from fpgapipe.boards.address import Address
+    from fpgapipe.boards.schema import Board
 
-class PynqTransport(Transport):
+
+class PynqTransport(BoardTransport):
     """Access to the core on the board that this program runs on.
 
     Memory is allocated by PYNQ, contiguous, and flushed or invalidated around each transfer, since
@@ -58,6 +61,15 @@ class PynqTransport(Transport):
             self._registers = pynq.MMIO(registers, 1 << ADDRESS_BITS, device=device)
         except (OSError, RuntimeError, ValueError) as error:
             raise TransportError(f"PYNQ does not reach the core: {error}") from None
+
+    @classmethod
+    def open(cls, address: Address, board: Board, folder: Path) -> PynqTransport:
+        """See `BoardTransport`."""
+        bitstream = folder / address.bitstream if address.bitstream else None
+        registers = address.registers
+        if not registers and board.packaging and board.packaging.pynq:
+            registers = int(board.packaging.pynq.registers, 16)  # as in the package's design
+        return cls(registers, bitstream)
 
     def close(self) -> None:
         """See `Transport`."""

@@ -15,11 +15,17 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
+from fpgapipe.errors import UserError
 from fpgapipe.host.driver.allocation import Allocation
-from fpgapipe.host.driver.transport import Transport, TransportError
+from fpgapipe.host.driver.transport import BoardTransport, TransportError
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from numpy.typing import NDArray
+
+    from fpgapipe.boards.address import Address
+    from fpgapipe.boards.schema import Board
 
 WORD = struct.Struct("<I")
 
@@ -62,7 +68,7 @@ class SystemFiles:
         return bool(select.select([file], [], [], limit_s)[0])
 
 
-class XdmaTransport(Transport):
+class XdmaTransport(BoardTransport):
     """Access to a card by the files of the XDMA driver.
 
     Parameters
@@ -107,6 +113,20 @@ class XdmaTransport(Transport):
                 f"{self._paths[name]} cannot be opened: {error.strerror}; load the XDMA driver and "
                 "the card's bitstream, and see that you may use the file"
             ) from None
+
+    @classmethod
+    def open(cls, address: Address, board: Board, folder: Path) -> XdmaTransport:
+        """See `BoardTransport`."""
+        if not address.device.isdecimal():
+            raise UserError(
+                f"the card must be a number, as in /dev/xdma0_user, not {address.device}"
+            )
+        return cls(
+            int(address.device),
+            registers=address.registers,
+            memory=address.memory,
+            memory_bytes=address.memory_bytes or board.device_spec().memory_bytes,
+        )
 
     def close(self) -> None:
         """See `Transport`."""

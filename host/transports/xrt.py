@@ -7,13 +7,17 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from fpgapipe.errors import UserError
 from fpgapipe.host.driver.buffers import Buffers
-from fpgapipe.host.driver.transport import Transport, TransportError
+from fpgapipe.host.driver.transport import BoardTransport, TransportError
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from numpy.typing import NDArray
+
+    from fpgapipe.boards.address import Address
+    from fpgapipe.boards.schema import Board
 
 SHIM_VERSION = 1
 """Version of the functions that this module calls."""
@@ -38,7 +42,7 @@ FUNCTIONS = {
 """Results and arguments of the functions of ``xrt_shim.h``, which all begin with ``fpgapipe_``."""
 
 
-class XrtTransport(Transport):
+class XrtTransport(BoardTransport):
     """Access to a card by XRT.
 
     Parameters
@@ -90,6 +94,19 @@ class XrtTransport(Transport):
         if code < 0:
             raise TransportError(f"XRT fails to {what}: {self._error()}")
         return code
+
+    @classmethod
+    def open(cls, address: Address, board: Board, folder: Path) -> XrtTransport:
+        """See `BoardTransport`."""
+        from fpgapipe.host.package.shim import SHIM_LIBRARY
+        from fpgapipe.host.package.vitis import instance
+        from fpgapipe.host.package.wrapper import CORE
+
+        if address.bitstream is None:
+            raise UserError("--backend xrt needs the key bitstream, the path of the .xclbin")
+        bitstream = folder / address.bitstream
+        library = bitstream.parent / SHIM_LIBRARY
+        return cls(library, address.device, bitstream, f"{CORE}:{{{instance(CORE)}}}")
 
     def close(self) -> None:
         """See `Transport`."""

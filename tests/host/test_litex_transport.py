@@ -19,7 +19,6 @@ from fpgapipe.host.driver.transport import TransportError
 from fpgapipe.host.runtime.checkpoint import Checkpoint
 from fpgapipe.host.transports.litex import LitexTransport
 from fpgapipe.host.transports.modelled import ModelledCluster, ModelledTransport
-from fpgapipe.host.transports.opening import OPENED
 
 SIZE = 1 << 20
 
@@ -136,7 +135,7 @@ class TestFaults:
         with pytest.raises(UserError, match=r"none.csv cannot be read: No such file"):
             LitexTransport("127.0.0.1:9", tmp_path / "none.csv")
         with pytest.raises(UserError, match=r"--backend litex needs the key csr, the path of the"):
-            OPENED["litex"](Address(device="127.0.0.1:9"), None, tmp_path)
+            LitexTransport.open(Address(device="127.0.0.1:9"), None, tmp_path)
 
     def test_a_silent_device(self, tmp_path):
         """LiteX's client would go on with zeros."""

@@ -14,8 +14,8 @@ from fpgapipe.boards.library import load_board
 from fpgapipe.host.build.build import open_build
 from fpgapipe.host.driver.transport import TransportError
 from fpgapipe.host.runtime.checkpoint import Checkpoint
-from fpgapipe.host.transports import opening, pynq_board
 from fpgapipe.host.transports.modelled import ModelledCluster, ModelledTransport
+from fpgapipe.host.transports.pynq_board import PynqTransport
 from fpgapipe.host.transports.xdma import XdmaTransport
 from fpgapipe.hw.hls_models.model.registers import RegisterMap
 
@@ -57,7 +57,7 @@ def lab(tmp_path, monkeypatch):
             files=files,
         )
 
-    monkeypatch.setitem(opening.OPENED, "xdma", opened)
+    monkeypatch.setattr(XdmaTransport, "open", opened)
     return build, faults
 
 
@@ -124,10 +124,10 @@ def test_a_device_that_is_out_of_reach_leaves_the_states_of_all(lab, cli):
 def test_registers_of_a_processing_system_are_where_the_package_has_them(monkeypatch):
     """An address in the cluster file goes before."""
     opened = []
-    monkeypatch.setattr(pynq_board, "PynqTransport", lambda *given: opened.append(given))
+    monkeypatch.setattr(PynqTransport, "__init__", lambda self, *given: opened.append(given))
     board = load_board("kv260")
     for address in (Address(), Address(registers=0xB0000000)):
-        opening.OPENED["pynq"](address, board, Path())
+        PynqTransport.open(address, board, Path())
     assert opened == [(0xA0000000, None), (0xB0000000, None)]
 
 

@@ -1,13 +1,25 @@
 """What other packages offer: found by name, imported late, and refused in full sentences."""
 
 import sys
+from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 from plugin_cases import install
 
+from fpgapipe.boards.address import Address
+from fpgapipe.boards.library import load_board
 from fpgapipe.errors import UserError
+from fpgapipe.host.cli.main import cli
+from fpgapipe.host.transports.opening import (
+    TRANSPORTS,
+    backend_names,
+    open_device,
+    transports_of,
+)
 from fpgapipe.plugins import Registry, instance_of, subclass_of
 
+FOLDER = Path(__file__).parents[2] / "examples" / "clusters"
 GROUP = "fpgapipe.test_colours"
 
 
@@ -119,3 +131,42 @@ def test_subclasses():
     assert kinds["bool"] is bool
     with pytest.raises(TypeError, match=r"^is the class str, not a subclass of int$"):
         kinds["str"]
+
+
+MODELLED = """
+from fpgapipe.host.driver.transport import BoardTransport
+from fpgapipe.host.transports.modelled import ModelledTransport
+
+class Modelled(ModelledTransport, BoardTransport):
+    name = {name!r}
+
+    @classmethod
+    def open(cls, address, board, folder):
+        return (cls.name, address.device, board.name)
+"""
+
+
+@pytest.mark.parametrize("name", ["bench", "model"])
+def test_a_transport(site, name):
+    value = "fpgapipe_test_wire.wire:Modelled"
+    files = {"wire.py": MODELLED.format(name=name)}
+    install(site, "fpgapipe_test_wire", files, {"fpgapipe.transports": {name: value}})
+    if name == "model":
+        with pytest.raises(UserError, match=r"which has the name of a backend without boards; me"):
+            transports_of(name, FOLDER / "u280-chain.yaml")
+        return
+    assert backend_names()[-1] == name
+    opened = open_device(name, "card", Address(device="7"), load_board("u280"), site)
+    assert opened == (name, "7", "u280")
+    assert name in CliRunner().invoke(cli, ["run", "--help"]).output
+
+
+def test_a_transport_of_another_name(site):
+    entries = {"fpgapipe.transports": {"bench": "fpgapipe_test_wire.wire:Modelled"}}
+    install(site, "fpgapipe_test_wire", {"wire.py": MODELLED.format(name="wire")}, entries)
+    with pytest.raises(UserError, match=r"which has the name 'wire' of its own; mend the package"):
+        TRANSPORTS["bench"]
+
+
+def test_every_transport_of_its_own_can_be_imported():
+    assert [TRANSPORTS[name].name for name in TRANSPORTS.own] == list(TRANSPORTS.own)

@@ -11,15 +11,20 @@ import click
 import fpgapipe
 from fpgapipe.boards.cluster import Cluster
 from fpgapipe.errors import UserError
+from fpgapipe.host.cli.options.names import Names
 from fpgapipe.host.cli.options.options import command
 from fpgapipe.host.driver.transport import Transport
 from fpgapipe.host.transports import agent_secrets
+from fpgapipe.host.transports.agent import AgentTransport
 from fpgapipe.host.transports.agent_protocol import Place
 from fpgapipe.host.transports.agent_server import DeviceAgent, Served
 from fpgapipe.host.transports.opening import TRANSPORTS, open_device
 from fpgapipe.host.transports.without_boards import SIMULATED, without_boards
 
-KINDS = (*SIMULATED, *(name for name in TRANSPORTS if name != "agent"))
+
+def _kinds() -> list[str]:
+    """Ways in which an agent reaches devices: all but through another agent."""
+    return [*SIMULATED, *(name for name in TRANSPORTS.names() if name != AgentTransport.name)]
 
 
 @command("agent", example="fpgapipe agent --new-token agent.token")
@@ -31,7 +36,7 @@ KINDS = (*SIMULATED, *(name for name in TRANSPORTS if name != "agent"))
     type=click.Path(dir_okay=False),
     help="Cluster file; its devices with the key agent: HOST:PORT are served.",
 )
-@click.option("--backend", type=click.Choice(KINDS), help="How this host reaches these devices.")
+@click.option("--backend", type=Names(_kinds), help="How this host reaches these devices.")
 @click.option(
     "--build",
     "folder",

@@ -8,6 +8,7 @@ import click
 
 import fpgapipe
 from fpgapipe.host.cli.options import ranges
+from fpgapipe.host.cli.options.names import Names
 from fpgapipe.host.cli.options.options import build_folder, command
 from fpgapipe.host.cli.options.shared import addresses_option
 from fpgapipe.host.terminal.console import print_json
@@ -19,7 +20,7 @@ from fpgapipe.host.transports.without_boards import SIMULATED
 @click.argument("folder", metavar="DIR", required=False, type=click.Path(), callback=build_folder)
 @click.option(
     "--backend",
-    type=click.Choice([*SIMULATED, *TRANSPORTS]),
+    type=Names(lambda: [*SIMULATED, *TRANSPORTS.names()]),
     required=True,
     help="How devices are reached: boards, or simulated devices or models to see what is checked.",
 )

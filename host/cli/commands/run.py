@@ -4,24 +4,21 @@ from __future__ import annotations
 
 import sys
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 from click.core import ParameterSource
 
 import fpgapipe
 from fpgapipe.host.cli.options import ranges
+from fpgapipe.host.cli.options.names import Names
 from fpgapipe.host.cli.options.options import build_folder, command
 from fpgapipe.host.cli.options.shared import addresses_option, momentum_option, threads_option
 from fpgapipe.host.terminal.console import progress
 from fpgapipe.host.terminal.result import show
-from fpgapipe.host.transports.opening import TRANSPORTS
-
-if TYPE_CHECKING:
-    from fpgapipe.host.runtime.runtime import BackendName
+from fpgapipe.host.transports.opening import backend_names
 
 EXIT_TIME = 75  # EX_TEMPFAIL of sysexits.h: the same command with --resume goes on
-BACKENDS = ("sim", "model", "torch", "torch-mx", *TRANSPORTS)
 RATE_SCHEDULES = ("constant", "cosine", "step")
 SETTINGS = (
     *("epochs", "steps", "more", "data", "seed", "learning_rate", "rate_schedule", "warm_up"),
@@ -34,7 +31,7 @@ SETTINGS = (
 @click.argument("folder", metavar="DIR", required=False, type=click.Path(), callback=build_folder)
 @click.option(
     "--backend",
-    type=click.Choice(BACKENDS),
+    type=Names(backend_names),
     default="sim",
     help="What runs: simulated devices, their bit-exact model, PyTorch, PyTorch with the devices' "
     "number formats and the bits of their matrix products (torch-mx), or boards, reached by PYNQ, "
@@ -59,7 +56,7 @@ SETTINGS = (
     is_flag=False,
     flag_value="auto",
     default="none",
-    type=click.Choice([*BACKENDS, "auto", "none"]),
+    type=Names(lambda: [*backend_names(), "auto", "none"]),
     help="Run a second backend beside and stop at the first difference; auto, which --check alone "
     "means, is model for sim, torch and torch-mx, and torch for model.",
 )
@@ -199,7 +196,7 @@ SETTINGS = (
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def run(
     folder: str,
-    backend: BackendName,
+    backend: str,
     progress_kind: str,
     no_validation: bool,
     as_json: bool,
