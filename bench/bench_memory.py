@@ -16,10 +16,11 @@ from fpgapipe.boards.library import load_board
 from fpgapipe.lowering.memory.layout import lay_out, memory_bytes
 from fpgapipe.lowering.program.step_program import StepProgram
 from fpgapipe.network.load import load_network
-from fpgapipe.partition.explore.explorer import AUTO_SCHEDULES, Request, explore
+from fpgapipe.partition.explore.explorer import Request, explore
 from fpgapipe.partition.explore.planned import as_plan
 from fpgapipe.partition.pricing.machine import lower_plan
 from fpgapipe.partition.pricing.plan_memory import node_memory
+from fpgapipe.partition.schedule.schedule_kinds import tried_schedules
 
 NETWORKS = ("resnet50", "vgg16")
 
@@ -27,7 +28,7 @@ NETWORKS = ("resnet50", "vgg16")
 def compare(network: str, count: int, given: argparse.Namespace) -> dict[str, Any]:
     """Figures of one network and number of micro-batches."""
     cluster = chain_of(load_board("u280"), given.devices).spec
-    schedules = AUTO_SCHEDULES if given.schedule == "auto" else (given.schedule,)
+    schedules = tried_schedules() if given.schedule == "auto" else (given.schedule,)
     request = Request(
         lambda samples: load_network(network, samples),
         given.batch,

@@ -11,8 +11,9 @@ from pathlib import Path
 
 import numpy as np
 
+from fpgapipe.partition.schedule.schedule_kinds import model_of
 from fpgapipe.partition.search.chain import plan_chain
-from fpgapipe.partition.search.problem import Objective, PartitionProblem, schedule_model
+from fpgapipe.partition.search.problem import Objective, PartitionProblem
 
 SIZES = ((100, 16), (300, 64), (1000, 256), (3000, 1024), (10_000, 4096))
 SPARE_MEMORY = 1.4
@@ -53,7 +54,7 @@ def problem(
         memory_bytes=np.full(num_devices, spare_memory * num_layers / num_devices * 42e3),
         link_bytes_per_s=np.full(num_devices - 1, 1e9),
         link_latency_s=np.full(num_devices - 1, 1e-6),
-        schedule=schedule_model(schedule, 64),
+        schedule=model_of(schedule, 64, num_devices),
         free_order=free_order,
     )
 

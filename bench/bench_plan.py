@@ -34,6 +34,7 @@ from fpgapipe.partition.explore.explorer import Request, explore
 from fpgapipe.partition.explore.planned import as_plan
 from fpgapipe.partition.pricing.machine_search import explore_on_machine
 from fpgapipe.partition.pricing.prediction import PipelineTiming
+from fpgapipe.partition.schedule.schedule_kinds import num_engines_of
 
 NETWORKS = ("digits-cnn", "mlp", "vgg-mini", "resnet-mini", *odd_networks.MODELS, *SHORT)
 SCHEDULES = ("gpipe", "1f1b-as", "zb-h1", "fbp-as")
@@ -162,7 +163,7 @@ def main() -> None:
         [each for each in (True, False) if not (given.infer if each else given.train)],
         given.schedule or SCHEDULES,
     ):
-        if schedule == "fbp-as" and not train:
+        if num_engines_of(schedule) > 1 and not train:
             continue
         case = compare(name, devices, schedule, train, given, known)
         print(

@@ -15,8 +15,8 @@ import numpy as np
 
 from fpgapipe.partition.cost.cost import NO_PASS, LayerCost, PassCost
 from fpgapipe.partition.explore.candidate import DeviceChain, Stage, time_candidate
-from fpgapipe.partition.explore.cut_problem import model_of
 from fpgapipe.partition.explore.fastest_cut import Question, find_fastest
+from fpgapipe.partition.schedule.schedule_kinds import model_of
 from fpgapipe.partition.search.problem import TOLERANCE, PartitionProblem
 
 SCHEDULES = ("gpipe", "1f1b-as", "zb-h1", "fbp-as", "1f1b-sno")

@@ -24,7 +24,7 @@ from fpgapipe.lowering.shards.degrees import Degrees, sharers_of
 from fpgapipe.lowering.shards.stages import Stages
 from fpgapipe.lowering.units.network_units import layers_together
 from fpgapipe.lowering.units.step_options import StepOptions
-from fpgapipe.partition.schedule.schedule_kinds import make_schedule
+from fpgapipe.partition.schedule.schedule_kinds import make_schedule, num_engines_of
 from fpgapipe.sim_tb.native.phy import WireSpec
 
 from .checks import SMALL, Subject, Wrong, held, left_behind, on_one, reference, scalars
@@ -98,7 +98,7 @@ def check_pipeline(subject: Subject) -> None:
     draw = subject.draw
     count, kind = draw.randint(1, 4), draw.choice(SCHEDULES)
     layers = stages_of(subject, draw.randint(2, 4))
-    if kind == "fbp-as":
+    if num_engines_of(kind) > 1:
         subject = replace(subject)
         subject.core = replace(subject.core, num_engines=2)  # which tiles in its own way
     core, options = subject.core, plain(subject)

@@ -40,14 +40,14 @@ from fpgapipe.lowering.units.network_units import check_network
 from fpgapipe.lowering.units.step_options import StepOptions
 from fpgapipe.partition.cost.cores import RESOURCES
 from fpgapipe.partition.explore.candidate import Candidate
-from fpgapipe.partition.explore.explorer import AUTO_SCHEDULES, Request, explore
+from fpgapipe.partition.explore.explorer import Request, explore
 from fpgapipe.partition.explore.planned import as_plan, one_link_each
 from fpgapipe.partition.plan import Plan
 from fpgapipe.partition.pricing.machine import price_plan
 from fpgapipe.partition.pricing.machine_search import THOROUGH, explore_remembered
 from fpgapipe.partition.pricing.plan_cores import core_specs
 from fpgapipe.partition.schedule.built_schedules import check_schedule_kind
-from fpgapipe.partition.schedule.schedule_kinds import make_schedule
+from fpgapipe.partition.schedule.schedule_kinds import make_schedule, tried_schedules
 from fpgapipe.partition.search.problem import PlanError
 from fpgapipe.stopwatch import phase
 
@@ -270,7 +270,7 @@ def build(
         load,
         batch,
         one_link_each(spec_of(cluster)),
-        AUTO_SCHEDULES if schedule == "auto" else (schedule,),
+        tried_schedules() if schedule == "auto" else (schedule,),
         micro_batches,
         array=array,
         train=options.train,

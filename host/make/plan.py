@@ -32,13 +32,14 @@ from fpgapipe.lowering.units.network_units import refusals_of
 from fpgapipe.network.graph import Graph
 from fpgapipe.network.load import load_file
 from fpgapipe.partition.explore.candidate import Candidate
-from fpgapipe.partition.explore.explorer import AUTO_SCHEDULES, Exploration, Request
+from fpgapipe.partition.explore.explorer import Exploration, Request
 from fpgapipe.partition.explore.measured import plan_profile as cut_profile
 from fpgapipe.partition.explore.planned import as_plan
 from fpgapipe.partition.plan import Plan
 from fpgapipe.partition.pricing.cycle_account import CycleAccount
 from fpgapipe.partition.pricing.machine import explain_plan, is_soon_priced, price_plan
 from fpgapipe.partition.pricing.machine_search import LOOKS, THOROUGH
+from fpgapipe.partition.schedule.schedule_kinds import tried_schedules
 from fpgapipe.partition.search.problem import Objective, Partition
 from fpgapipe.partition.strategies.layerwise import LayerwisePlan
 from fpgapipe.partition.strategies.plan_layerwise import plan_any_degrees
@@ -359,7 +360,7 @@ def plan(
         source,
         batch,
         spec,
-        AUTO_SCHEDULES if schedule == "auto" else (schedule,),
+        tried_schedules() if schedule == "auto" else (schedule,),
         source.micro_batches(batch, micro_batches),
         Objective(objective or "minibatch"),
         array,

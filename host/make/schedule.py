@@ -17,9 +17,8 @@ from fpgapipe.host.terminal.console import Table
 from fpgapipe.host.terminal.result import Result
 from fpgapipe.lowering.schedule.pytorch_csv import to_pytorch_csv
 from fpgapipe.lowering.schedule.schedule import Schedule
-from fpgapipe.partition.schedule.schedule_kinds import make_schedule
+from fpgapipe.partition.schedule.schedule_kinds import make_schedule, schedule_kind
 from fpgapipe.partition.schedule.schedule_rules import Verdict, check_schedule
-from fpgapipe.partition.schedule.zero_bubble import zb_auto
 from fpgapipe.partition.timeline.timeline import StageTimes, Timeline, simulate
 
 
@@ -135,17 +134,17 @@ def schedule(
         times = StageTimes.uniform(made.num_stages, *work, **transfer)
     else:
         if kind is None:
-            raise UserError("name a KIND of schedule, or a file with --from-csv")
+            raise UserError("name a kind of schedule, or a file with --from-csv")
         if stages is None or microbatches is None:
             missing = "stages" if stages is None else "microbatches"
             raise UserError(f"{kind} needs --{missing}")
-        if kind == "zb-auto":
+        if make := schedule_kind(kind).make_for:
             times = StageTimes.uniform(stages, *work, **transfer)
-            made = zb_auto(stages, microbatches, times, memory_limit=memory_limit)
+            made = make(stages, microbatches, times, memory_limit)
         else:
             made = make_schedule(kind, stages, microbatches, chunks=chunks)
-            # Interleaved stages share a device's work; a data-parallel device does that of all.
-            share = {"interleaved": 1 / chunks, "data-parallel": stages}.get(kind, 1)
+            # The stages of a route share the work of all devices.
+            share = stages / len(made.routes[0])
             work = (tf * share, tb * share, tw * share)
             times = StageTimes.uniform(made.num_stages, *work, **transfer)
     timeline = simulate(made, times, fifo_depth=fifo_depth)

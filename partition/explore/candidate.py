@@ -17,8 +17,7 @@ from fpgapipe.hw.hls_models.spec.device import ClusterSpec
 from fpgapipe.hw.hls_models.spec.node import NodeSpec
 from fpgapipe.lowering.schedule.schedule import Schedule, TaskKind, forward_only
 from fpgapipe.partition.cost.cost import LayerCost, activation_bytes
-from fpgapipe.partition.schedule.schedule_kinds import make_schedule
-from fpgapipe.partition.schedule.zero_bubble import zb_auto
+from fpgapipe.partition.schedule.schedule_kinds import make_schedule, schedule_kind
 from fpgapipe.partition.search.problem import TOLERANCE
 from fpgapipe.partition.timeline.timeline import StageTimes, Timeline, simulate
 
@@ -231,9 +230,9 @@ def stage_times(stages: Sequence[Stage], row: DeviceChain) -> StageTimes:
 def make_candidate_schedule(
     kind: str, num_stages: int, num_microbatches: int, times: StageTimes, memory: int | None = None
 ) -> Schedule:
-    """Make a schedule by its name; ``zb-auto`` is made for the given times."""
-    if kind == "zb-auto":
-        return zb_auto(num_stages, num_microbatches, times, memory_limit=memory)
+    """Make a schedule by its name; one without an order of its own is made for the given times."""
+    if make := schedule_kind(kind).make_for:
+        return make(num_stages, num_microbatches, times, memory)
     return make_schedule(kind, num_stages, num_microbatches)
 
 

@@ -21,20 +21,8 @@ from fpgapipe.partition.explore.candidate import (
 )
 from fpgapipe.partition.explore.cut_problem import check_memory, cut_bytes
 from fpgapipe.partition.explore.explorer import Exploration, Request, counts_tried, explore
+from fpgapipe.partition.schedule.schedule_kinds import compared_schedules
 from fpgapipe.partition.search.problem import PlanError
-
-PIPELINES = (
-    "gpipe",
-    "pipedream",
-    "1f1b-sno",
-    "1f1b-so",
-    "1f1b-as",
-    "fbp-as",
-    "zb-h1",
-    "zb-h2",
-)
-"""Schedules that are compared. ``1f1b-sno``, ``1f1b-so``, ``1f1b-as`` and ``fbp-as`` are BaPipe's,
-re-implemented from its abstract."""
 
 
 @dataclass(frozen=True)
@@ -93,7 +81,7 @@ def compare(
     batch: int,
     cluster: ClusterSpec,
     *,
-    schedules: Sequence[str] = PIPELINES,
+    schedules: Sequence[str] | None = None,
     microbatch: int | None = None,
     on_step: Callable[[int, int], None] = lambda done, total: None,
 ) -> Comparison:
@@ -107,12 +95,14 @@ def compare(
         Samples in a mini-batch, the same for all ways.
     cluster : ClusterSpec
     schedules : sequence of str
-        Names of the pipeline schedules to compare.
+        Names of the pipeline schedules to compare; those of `compared_schedules` by default.
     microbatch : int, optional
         Samples of each micro-batch, if the network has no other; several are tried if not given.
     on_step : function
         Called with the number of steps done and their total.
     """
+    if schedules is None:
+        schedules = compared_schedules()
     names = ["one device", "data parallel", "data parallel, overlapped", "even split", *schedules]
     found = results(_way, [(name, load, batch, cluster, microbatch) for name in names], on_step)
     entries = tuple(each for each in found if isinstance(each, Entry))

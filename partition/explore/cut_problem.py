@@ -1,51 +1,17 @@
-"""The model of a schedule by its name, and the limits that a finished cut has to keep."""
+"""What passes a cut, and the limits that a finished cut has to keep."""
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Sequence
 
 import numpy as np
 
-from fpgapipe.errors import nearest
 from fpgapipe.hw.hls_models.spec.device import ClusterSpec
-from fpgapipe.lowering.schedule.schedule import ScheduleError
 from fpgapipe.network.graph import Graph
 from fpgapipe.partition.cost.cost import LayerCost
 from fpgapipe.partition.explore.candidate import Candidate
-from fpgapipe.partition.schedule.schedule_kinds import KINDS
-from fpgapipe.partition.search.problem import (
-    PlanError,
-    ScheduleModel,
-    schedule_model,
-)
-
-
-def model_of(kind: str, count: int, num_devices: int, ratio: float) -> ScheduleModel:
-    """The partitioner's model of a schedule, zero-bubble schedules included.
-
-    Raises
-    ------
-    ScheduleError
-        If there is no such schedule, or it cannot be planned.
-    """
-    if kind in ("zb-h1", "zb-h2", "zb-auto"):
-        # They keep equally many micro-batches on every device; their period is that of 1F1B.
-        places = 2 * num_devices - 1 if kind == "zb-h2" else num_devices
-        base = schedule_model("1f1b-as", count, ratio)
-        return dataclasses.replace(base, name=kind, in_flight=lambda after: min(places, count))
-    if kind == "1f1b":
-        return dataclasses.replace(schedule_model("1f1b-so", count, ratio), name=kind)
-    try:
-        return schedule_model(kind, count, ratio)
-    except ValueError:
-        if kind not in KINDS:
-            kinds = (*KINDS, "zb-auto")
-            raise ScheduleError(
-                f"no schedule {kind!r}{nearest(kind, kinds)} (there are {', '.join(kinds)})"
-            ) from None
-        raise ScheduleError(f"{kind} is no schedule of plain stages that can be planned") from None
+from fpgapipe.partition.search.problem import PlanError
 
 
 def cut_bytes(graph: Graph, before: Sequence[LayerCost]) -> tuple[float, float]:

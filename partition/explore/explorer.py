@@ -40,9 +40,14 @@ from fpgapipe.partition.explore.candidate import (
     device_chain,
     time_candidate,
 )
-from fpgapipe.partition.explore.cut_problem import cut_bytes, memory_fault, model_of
+from fpgapipe.partition.explore.cut_problem import cut_bytes, memory_fault
 from fpgapipe.partition.explore.fastest_cut import Parts, Question, find_fastest
 from fpgapipe.partition.explore.unit_problem import make_problem, reads_of, units_of
+from fpgapipe.partition.schedule.schedule_kinds import (
+    model_of,
+    num_engines_of,
+    tried_schedules,
+)
 from fpgapipe.partition.search import dag
 from fpgapipe.partition.search.every_device import over_all_devices
 from fpgapipe.partition.search.merge import Merged, merge_layers
@@ -51,10 +56,6 @@ from fpgapipe.partition.search.problem import (
     PlanError,
     ScheduleModel,
 )
-
-AUTO_SCHEDULES = ("1f1b-as", "fbp-as", "zb-h1", "zb-h2")
-"""Schedules that are tried unless the user asks for one. Their transfers are concurrent with
-compute."""
 
 MAX_SPLITS = 9
 """Most numbers of micro-batches that are tried for a batch."""
@@ -110,7 +111,7 @@ class Request:
     load: Callable[[int], Graph]
     batch: int
     cluster: ClusterSpec
-    schedules: Sequence[str] = AUTO_SCHEDULES
+    schedules: Sequence[str] = field(default_factory=tried_schedules)
     num_microbatches: int | None = None
     objective: Objective = Objective.MINIBATCH
     array: tuple[int, int] | None = None
@@ -340,11 +341,6 @@ def device_chains(cluster: ClusterSpec) -> list[DeviceChain]:
     if same and row.link_bytes_per_s == back.link_bytes_per_s:
         return [row]
     return [row, back]
-
-
-def num_engines_of(kind: str) -> int:
-    """GEMM engines per device: 2 if forward and backward passes each have an engine, else 1."""
-    return 2 if kind == "fbp-as" else 1
 
 
 def core_choices(

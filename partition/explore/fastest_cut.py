@@ -15,9 +15,9 @@ import numpy as np
 
 from fpgapipe.lowering.schedule.schedule import Schedule, ScheduleError, forward_only
 from fpgapipe.partition.cost.cost import LayerCost
-from fpgapipe.partition.schedule.schedule_kinds import make_schedule
+from fpgapipe.partition.schedule.schedule_kind import MakeFor
+from fpgapipe.partition.schedule.schedule_kinds import make_schedule, schedule_kind
 from fpgapipe.partition.schedule.schedule_rules import kept_microbatches
-from fpgapipe.partition.schedule.zero_bubble import zb_auto
 from fpgapipe.partition.search.dag import cut_structure, list_downsets
 from fpgapipe.partition.search.path_bounds import Bools, Cut, CutTimes, Floats
 from fpgapipe.partition.search.problem import TOLERANCE, PartitionProblem, Transfer
@@ -42,7 +42,7 @@ MAX_LINEUPS = 64
 MAX_TASKS = 15_000_000
 """Most tasks of all simulations of a search."""
 MAX_AUTO = 60
-"""Most cuts for which zb-auto looks for an order."""
+"""Most cuts for which an order is looked for, of schedules that are made for given times."""
 
 Parts = list[tuple[int, tuple[str, ...]]]
 """Device, as its position in the chain, and layers of each stage."""
@@ -179,16 +179,22 @@ class Question:
         whole = found[:, 0, -1].all() and not schedule.splits_engines
         return None if whole else found
 
+    @property
+    def make_for(self) -> MakeFor | None:
+        """Makes the schedule for given times, if it has no order of its own."""
+        return schedule_kind(self.kind).make_for if self.order is None else None
+
     def schedule_for(self, num_stages: int, times: StageTimes | None = None) -> Schedule:
-        """The schedule for a number of stages; zb-auto needs their times."""
+        """The schedule for a number of stages, and for their times if it is made for them."""
         count = self.problem.schedule.num_microbatches
         if self.order is not None:
             return self.order
-        if self.kind == "zb-auto" and times is not None:
-            schedule = zb_auto(num_stages, count, times)
+        if self.make_for is None:
+            schedule = make_schedule(self.kind, num_stages, count)
+        elif times is not None:
+            schedule = self.make_for(num_stages, count, times, None)
         else:
-            kind = "zb-h1" if self.kind == "zb-auto" else self.kind
-            schedule = make_schedule(kind, num_stages, count)
+            schedule = schedule_kind(self.kind).make(num_stages, count)
         return schedule if self.train else forward_only(schedule)
 
     def layers(self, fastest_cut: Fastest) -> Parts:
@@ -245,7 +251,7 @@ class Answer:
 
 
 class _AutoReplay(Replay):
-    """Simulation of zb-auto, which has another order of tasks for each cut.
+    """Simulation of a schedule that is made for given times: each cut has another order of tasks.
 
     What holds for every order is a bound: a device works for all micro-batches, after the first has
     passed the stages before.
@@ -335,7 +341,7 @@ def _search(
 ) -> Fastest | None:
     largest = max(len(each.replay.which) for each in lineups)
     allowed = min(max_simulations, MAX_TASKS // largest)
-    if question.kind == "zb-auto":
+    if question.make_for:
         allowed = min(allowed, MAX_AUTO)
     devices = tuple(device for device, _ in start)
     begun = question.cut_of(start)
@@ -374,7 +380,7 @@ def _lineups(question: Question, counts: Sequence[int]) -> Iterator[Lineup]:
     @cache
     def replay(num_stages: int) -> Replay:
         latency_s = max(problem.link_latency_s[: num_stages - 1], default=0.0)
-        if question.kind == "zb-auto":
+        if question.make_for:
             return _AutoReplay(question, num_stages, latency_s)
         return Replay(question.schedule_for(num_stages), latency_s)
 

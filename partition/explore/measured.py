@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -13,10 +14,10 @@ from fpgapipe.network.graph import Graph, NetworkError
 from fpgapipe.network.operators import Measured
 from fpgapipe.partition.cost.cost import LayerCost, measured_costs
 from fpgapipe.partition.explore.candidate import DeviceChain, make_candidate_schedule
-from fpgapipe.partition.explore.cut_problem import model_of
 from fpgapipe.partition.explore.fastest_cut import Answer, Question, find_fastest
 from fpgapipe.partition.explore.unit_problem import make_problem, reads_of, units_of
 from fpgapipe.partition.schedule.replicated import replicated
+from fpgapipe.partition.schedule.schedule_kinds import make_schedule, model_of, schedule_kind
 from fpgapipe.partition.search import dag
 from fpgapipe.partition.search.problem import (
     TOLERANCE,
@@ -88,7 +89,7 @@ def plan_profile(
     ratio = sum(cost.backward_s for cost in costs) / forward if forward else 2.0
     model = model_of("gpipe" if order else schedule, num_microbatches, num_devices, ratio)
     if straight:
-        model = dataclasses.replace(model, transfer=Transfer.NONE, fill_transfers=0.0)
+        model = model.straight
     hops = num_devices - 1
     problem = make_problem(
         graph,
@@ -104,7 +105,8 @@ def plan_profile(
     simulation = _Simulation(problem, units[0], schedule)
     if order is not None:
         return _searched(question, simulation)
-    alone = straight or schedule == "zb-auto"  # an order for given times has no replicas
+    # An order for given times has no replicas.
+    alone = straight or (order is None and schedule_kind(schedule).make_for is not None)
     plan = dag.plan if alone else plan_replicated
     try:
         found = plan(problem, objective, evaluate=simulation)
@@ -165,13 +167,18 @@ class _Simulation:
         replicas = [stage.replicas for stage in stages]
         count = self.problem.schedule.num_microbatches
         durations = self._durations(stages)
-        if self.kind == "zb-auto":
+        if schedule_kind(self.kind).make_for:
             schedule = make_candidate_schedule(
                 self.kind, len(stages), count, StageTimes(*durations)
             )
         else:
             schedule = replicated(self.kind, replicas, count)
         return Replay(schedule).minibatch_s(np.repeat(durations, replicas, axis=1))
+
+    @cached_property
+    def _is_late(self) -> bool:
+        """Whether weights are updated before the end of a mini-batch."""
+        return not make_schedule(self.kind, 1, 1).synchronous
 
     def _durations(self, stages: Sequence[StageAssignment]) -> np.ndarray:
         index = {name: number for number, name in enumerate(self.problem.names)}
@@ -185,7 +192,7 @@ class _Simulation:
                 result[row, number] = sum(getattr(cost, name).seconds for cost in own)
             weights = sum(cost.weight_bytes for cost in own)
             ring_s = 2 * (stage.replicas - 1) / stage.replicas * weights / rate if rate else 0.0
-            if self.kind == "pipedream":  # an update after each micro-batch of a replica
+            if self._is_late:  # an update after each micro-batch of a replica
                 ring_s *= stage.replicas / count
             result[3, number] += ring_s
             if sends:

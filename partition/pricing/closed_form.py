@@ -12,7 +12,6 @@ from fpgapipe.lowering.schedule.schedule import TaskKind
 from fpgapipe.lowering.units.network_units import units_of
 from fpgapipe.lowering.units.step_options import UPDATE
 from fpgapipe.partition.cost.cost import layer_costs
-from fpgapipe.partition.search.problem import schedule_model
 from fpgapipe.partition.timeline.timeline import StageTimes
 
 if TYPE_CHECKING:
@@ -23,11 +22,6 @@ if TYPE_CHECKING:
     from fpgapipe.lowering.program.device_program import DeviceProgram
     from fpgapipe.lowering.program.pipeline import PipelineProgram
     from fpgapipe.partition.cost.cost import LayerCost
-
-KINDS = frozenset(
-    {"gpipe", "1f1b-as", "fbp-as", "1f1b-sno", "1f1b-so", "pipedream", "pipedream-newest", "zb-h1"}
-)
-"""Kinds of schedules that have a formula."""
 
 
 def layer_cycles(
@@ -94,44 +88,3 @@ def stage_times(layers: Sequence[dict[tuple[str, TaskKind], float]]) -> StageTim
     )
     none = np.zeros(len(layers))
     return StageTimes(forward, input_gradient, weight_gradient, update, none, none)
-
-
-def minibatch_cycles(kind: str, num_microbatches: int, times: StageTimes) -> float:
-    """Time of a mini-batch by a schedule's formula, in the unit of the times.
-
-    The formula is exact if all stages are equal and transfers take no time. That of ZB-H1 also
-    requires that all passes take the same time.
-
-    Parameters
-    ----------
-    kind : str
-        One of `KINDS`.
-    num_microbatches : int
-        Number of micro-batches in a mini-batch.
-    times : StageTimes
-        Times with one number for each stage.
-
-    Notes
-    -----
-    ZB-H1 computes the weight gradients of the last micro-batches where other schedules wait, so its
-    bubble is ``(N - 1) (F + dX - dW)`` for ``N`` stages. Source: Qi et al., "Zero Bubble Pipeline
-    Parallelism", ICLR 2024.
-
-    Under PipeDream each micro-batch has an update, and the pipeline drains at the end.
-    """
-    weight = times.weight_gradient_s
-    rest = times.forward_s + times.input_gradient_s
-    whole = rest + weight
-    slowest = int(np.argmax(whole))
-    update = float(times.update_s.max(initial=0.0))
-    if kind == "zb-h1":
-        bubbles = np.maximum(rest - weight, 0)
-        filled = float(bubbles.sum() - bubbles[slowest])
-        return num_microbatches * float(whole[slowest]) + filled + update
-    if kind in ("pipedream", "pipedream-newest"):
-        period = float(whole[slowest]) + update
-        return float(whole.sum() - whole[slowest]) + num_microbatches * period
-    model = schedule_model(kind, num_microbatches, straight=True)
-    return (
-        model.fill_factor * float(whole.sum()) + model.steady_periods * float(whole.max()) + update
-    )

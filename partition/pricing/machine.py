@@ -35,6 +35,7 @@ from fpgapipe.partition.pricing.plan_memory import node_memory
 from fpgapipe.partition.pricing.prediction import PipelineTiming
 from fpgapipe.partition.pricing.price_cache import remembered
 from fpgapipe.partition.pricing.shared_batch import alone, price_shared_batch
+from fpgapipe.partition.schedule.schedule_kinds import num_engines_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -161,7 +162,7 @@ def price_plan(
         return found_plan, timeline
     clk_hz = plan.clk_hz
     lanes: Sequence[Sequence[Task]] = _lanes(plan)
-    if plan.schedule == "fbp-as" and plan.trains:
+    if num_engines_of(plan.schedule) > 1 and plan.trains:
         timed = pipeline or lower_plan(plan, graph, cluster, options)
         timing = PipelineTiming.of(timed, memory_specs(plan), wire_timings(plan, cluster))
         lanes = [part.tasks for part in timed.parts]
@@ -358,7 +359,7 @@ def takes_few(plan: Plan) -> bool:
     Of small networks all are timed, and so they are where devices have engines for forward and
     backward passes.
     """
-    return plan.schedule != "fbp-as" and plan.num_microbatches > _most(plan)
+    return num_engines_of(plan.schedule) == 1 and plan.num_microbatches > _most(plan)
 
 
 def is_soon_priced(plan: Plan) -> bool:

@@ -22,7 +22,6 @@ from fpgapipe.partition.explore.candidate import (
     time_candidate,
 )
 from fpgapipe.partition.explore.comparison import (
-    PIPELINES,
     Comparison,
     Entry,
     compare,
@@ -42,6 +41,7 @@ from fpgapipe.partition.explore.planned import as_plan, one_link_each
 from fpgapipe.partition.plan import DATA_PARALLEL
 from fpgapipe.partition.pricing.all_reduce_cycles import all_reduce_s
 from fpgapipe.partition.pricing.machine_search import Choice, priced_choice
+from fpgapipe.partition.schedule.schedule_kinds import num_engines_of
 from fpgapipe.partition.search.problem import PlanError
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ def compare_on_machine(
     batch: int,
     cluster: ClusterSpec,
     *,
-    schedules: Sequence[str] = PIPELINES,
+    schedules: Sequence[str] | None = None,
     microbatch: int | None = None,
     on_step: Callable[[int, int], None] = lambda done, total: None,
 ) -> Comparison:
@@ -201,7 +201,7 @@ def _ways(
         candidate = even_candidate(graph, columns, cluster, batch // size)
         check_memory(candidate, cluster)
         yield entry_of(name, candidate)
-    elif batch % size == 0 and name != "fbp-as":
+    elif batch % size == 0 and num_engines_of(name) == 1:
         request = Request(load, batch, cluster, (name,))
         for chain in device_chains(cluster):
             yield entry_of(name, plan_one(request, graph, choice, chain, name, batch // size))

@@ -25,7 +25,6 @@ from fpgapipe.partition.explore.explorer import (
     Exploration,
     KnownGraphs,
     device_chains,
-    num_engines_of,
     on_one_device,
     plan_one,
     splits_of,
@@ -33,6 +32,7 @@ from fpgapipe.partition.explore.explorer import (
 from fpgapipe.partition.pricing.layer_prices import LayerPrices
 from fpgapipe.partition.pricing.machine import MOST_CYCLES
 from fpgapipe.partition.pricing.price_cache import remembered
+from fpgapipe.partition.schedule.schedule_kinds import num_engines_of
 from fpgapipe.partition.search.problem import PlanError
 
 if TYPE_CHECKING:

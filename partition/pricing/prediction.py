@@ -37,6 +37,7 @@ from fpgapipe.partition.pricing.task_times import (
     lags,
     link_ends,
 )
+from fpgapipe.partition.schedule.schedule_kinds import SCHEDULES
 from fpgapipe.partition.timeline.timeline import StageTimes, Timeline, simulate
 
 if TYPE_CHECKING:
@@ -309,10 +310,8 @@ class PipelineTiming:
             {key: cycles for key, cycles in own.items() if trains or key[1] is TaskKind.F}
             for own in self.closed_layers
         ]
-        times = closed_form.stage_times(layers)
-        if kind not in closed_form.KINDS:
-            return None
-        return closed_form.minibatch_cycles(kind, self.schedule.num_microbatches, times)
+        formula = SCHEDULES[kind].closed_form if kind in SCHEDULES else None
+        return formula and formula(self.schedule.num_microbatches, closed_form.stage_times(layers))
 
 
 def _lane(device: int, engine: str, tasks: Sequence[Task]) -> Lane:

@@ -1,13 +1,12 @@
 """The schedules for which the compiler makes programs."""
 
-from fpgapipe.errors import UserError, nearest
-from fpgapipe.partition.schedule.schedule_kinds import KINDS
+from fpgapipe.errors import UserError
+from fpgapipe.partition.schedule.schedule_kinds import SCHEDULES
 
-BUILT_SCHEDULES = (
-    "gpipe", "1f1b", "1f1b-as", "fbp-as", "1f1b-sno", "1f1b-so", "zb-h1", "zb-h2", "pipedream",
-    "pipedream-newest",
-)  # fmt: skip
-"""Kinds of schedules for which programs can be made."""
+
+def built_schedules() -> tuple[str, ...]:
+    """Names of the kinds of schedules for which programs can be made."""
+    return tuple(name for name in SCHEDULES.names() if not SCHEDULES[name].why_not_built)
 
 
 def check_schedule_kind(kind: str) -> None:
@@ -16,17 +15,12 @@ def check_schedule_kind(kind: str) -> None:
     Raises
     ------
     UserError
-        If the kind is not in `BUILT_SCHEDULES`. The message says why, and lists those that are.
+        If there is no such kind, or no programs are made for it. The message says why, and lists
+        those that are built.
     """
-    if kind in BUILT_SCHEDULES:
-        return
-    known = (*KINDS, "zb-auto")
     if kind == "csv":
         why = "no programs are made for a schedule from a file"
-    elif kind not in known:
-        why = f"there is no schedule {kind!r}{nearest(kind, known)}"
-    elif kind == "zb-auto":
-        why = "zb-auto has no order of its own, but searches one for given times"
     else:
-        why = f"schedule {kind} has other than one stage on each device"
-    raise UserError(f"{why} (those that can be built: {', '.join(BUILT_SCHEDULES)})")
+        why = SCHEDULES[kind].why_not_built
+    if why:
+        raise UserError(f"{why} (those that can be built: {', '.join(built_schedules())})")

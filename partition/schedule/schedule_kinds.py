@@ -14,17 +14,27 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fpgapipe.errors import nearest
-from fpgapipe.lowering.schedule.schedule import Lane, Schedule, ScheduleError, TaskKind, Transfer
+from fpgapipe.errors import UserError
+from fpgapipe.lowering.schedule.schedule import Lane, Schedule, ScheduleError, TaskKind
+from fpgapipe.partition.schedule.schedule_kind import ScheduleKind
+from fpgapipe.partition.search.problem import ScheduleModel, Transfer
+from fpgapipe.plugins import Registry, instance_of
 
 if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
+
     from numpy.typing import NDArray
+
+    from fpgapipe.lowering.schedule.schedule import Transfer as Sending
+    from fpgapipe.partition.timeline.timeline import StageTimes
 
 MAX_DEVICES = 65_536
 MAX_MICROBATCHES = 2**24
 MAX_PASSES = 2**20
 """Largest product of stages and micro-batches. A schedule of this size is made and timed within
 seconds."""
+
+OVERLAP = Transfer.OVERLAP
 
 F, B, DX, DW, U = TaskKind.F, TaskKind.B, TaskKind.DX, TaskKind.DW, TaskKind.U
 
@@ -37,33 +47,38 @@ def make_schedule(
     Parameters
     ----------
     kind : str
-        One of `KINDS`.
+        Name of its kind.
     num_devices : int
         Devices in the chain.
     num_microbatches : int
         Micro-batches of a mini-batch.
     chunks : int
-        Stages per device, for ``interleaved``.
+        Stages per device, if a device of this kind has several.
 
     Raises
     ------
     ScheduleError
         If there is no such kind, or it is not defined for these numbers.
     """
-    if kind not in KINDS:
-        raise ScheduleError(
-            f"no schedule {kind!r}{nearest(kind, KINDS)} (there are {', '.join(KINDS)})"
-        )
+    found = schedule_kind(kind)
+    if found.make_for is not None:
+        raise ScheduleError(found.why_not_built)
     if not 1 <= num_devices <= MAX_DEVICES:
         raise ScheduleError(f"{kind} needs 1..{MAX_DEVICES} devices, not {num_devices}")
     if not 1 <= num_microbatches <= MAX_MICROBATCHES:
         raise ScheduleError(
             f"{kind} needs 1..{MAX_MICROBATCHES} micro-batches, not {num_microbatches}"
         )
-    check_passes(kind, num_devices * (chunks if kind == "interleaved" else 1), num_microbatches)
-    if kind == "interleaved":
-        return interleaved(num_devices, num_microbatches, chunks)
-    return KINDS[kind](num_devices, num_microbatches)
+    more = (chunks,) if found.takes_chunks else ()
+    check_passes(kind, num_devices * (chunks if found.takes_chunks else 1), num_microbatches)
+    made = found.make(num_devices, num_microbatches, *more)
+    if made.kind != kind or made.splits_engines != (found.num_engines == 2):
+        engines = 1 + made.splits_engines
+        raise ScheduleError(
+            f"{kind} must make schedules named {kind} for {found.num_engines} engines, not "
+            f"{made.kind} for {engines}; mend the package that offers it"
+        )
+    return made
 
 
 def check_passes(kind: str, num_stages: int, num_microbatches: int) -> None:
@@ -83,7 +98,7 @@ def check_passes(kind: str, num_stages: int, num_microbatches: int) -> None:
 
 
 def _chain(
-    kind: str, p: int, m: int, orders: list[NDArray[np.int32]], transfer: Transfer, **more: object
+    kind: str, p: int, m: int, orders: list[NDArray[np.int32]], transfer: Sending, **more: object
 ) -> Schedule:
     """A schedule with one stage and one lane per device.
 
@@ -338,19 +353,193 @@ def data_parallel(p: int, m: int) -> Schedule:
     return Schedule("data-parallel", m, tuple(range(p)), routes, route_of, tuple(lanes), "after")
 
 
-KINDS: dict[str, Callable[[int, int], Schedule]] = {
-    "gpipe": gpipe,
-    "1f1b": one_f_one_b,
-    "1f1b-as": one_f_one_b_as,
-    "fbp-as": fbp_as,
-    "1f1b-sno": one_f_one_b_sno,
-    "1f1b-so": one_f_one_b_so,
-    "pipedream": pipedream,
-    "pipedream-newest": pipedream_newest,
-    "interleaved": interleaved,
-    "zb-h1": zb_h1,
-    "zb-h2": zb_h2,
-    "chimera": chimera,
-    "data-parallel": data_parallel,
-}
-"""Name of each kind of schedule, and the function that makes it."""
+# Models for the planner ------------------------------------------------------------------------
+
+
+def _short(m: int) -> Callable[[int], int]:
+    return lambda after: min(after + 1, m)
+
+
+def _long(m: int) -> Callable[[int], int]:
+    return lambda after: min(2 * after + 1, m)
+
+
+def _gpipe_model(m: int, p: int, ratio: float) -> ScheduleModel:
+    return ScheduleModel(m, lambda after: m, OVERLAP, 1 + ratio, 1, 2, m - 1)
+
+
+def _as_model(m: int, p: int, ratio: float) -> ScheduleModel:
+    # The activations of a micro-batch are sent while the stage runs its forward pass, which takes
+    # one part in 1 + ratio of the period.
+    return ScheduleModel(m, _short(m), OVERLAP, 1 + ratio, 1, 0, m - 1)
+
+
+def _fbp_model(m: int, p: int, ratio: float) -> ScheduleModel:
+    return ScheduleModel(m, _long(m), OVERLAP, 1, 2, 0, m - 1)
+
+
+def _sno_model(m: int, p: int, ratio: float) -> ScheduleModel:
+    return ScheduleModel(m, _short(m), Transfer.BLOCK, 2, 1, 0, m - 1)
+
+
+def _so_model(m: int, p: int, ratio: float) -> ScheduleModel:
+    return ScheduleModel(m, _long(m), OVERLAP, 2, 1, 2, m - 1)
+
+
+def _pipedream_model(m: int, p: int, ratio: float) -> ScheduleModel:
+    versions = lambda after: after + 1  # noqa: E731
+    return ScheduleModel(m, versions, OVERLAP, 1 + ratio, 0, 0, m, weight_versions=versions)
+
+
+def _newest_model(m: int, p: int, ratio: float) -> ScheduleModel:
+    return ScheduleModel(m, lambda after: after + 1, OVERLAP, 1 + ratio, 0, 0, m)
+
+
+def h1_model(m: int, p: int, ratio: float) -> ScheduleModel:
+    """Model of zero-bubble schedules: all devices keep equally many micro-batches."""
+    return dataclasses.replace(_as_model(m, p, ratio), in_flight=lambda after: min(p, m))
+
+
+def _h2_model(m: int, p: int, ratio: float) -> ScheduleModel:
+    return dataclasses.replace(_as_model(m, p, ratio), in_flight=lambda after: min(2 * p - 1, m))
+
+
+# Closed forms ----------------------------------------------------------------------------------
+
+
+def _filled_and_drained(m: int, times: StageTimes) -> float:
+    """Time in which the pipeline fills, and the slowest stage then does all other micro-batches."""
+    whole, update = _work(times)
+    return float(whole.sum()) + (m - 1) * float(whole.max()) + update
+
+
+def _fbp_time(m: int, times: StageTimes) -> float:
+    """Forward and backward passes fill the pipeline one after the other."""
+    whole, update = _work(times)
+    return 2 * float(whole.sum()) + (m - 1) * float(whole.max()) + update
+
+
+def _pipedream_time(m: int, times: StageTimes) -> float:
+    """Each micro-batch has an update, and the pipeline drains at the end."""
+    whole, update = _work(times)
+    return float(whole.sum() - whole.max()) + m * (float(whole.max()) + update)
+
+
+def _h1_time(m: int, times: StageTimes) -> float:
+    """Exact if, beside, all passes take the same time.
+
+    ZB-H1 computes the weight gradients of the last micro-batches where other schedules wait, so its
+    bubble is ``(N - 1) (F + dX - dW)`` for ``N`` stages. Source: Qi et al., "Zero Bubble Pipeline
+    Parallelism", ICLR 2024.
+    """
+    whole, update = _work(times)
+    slowest = int(np.argmax(whole))
+    weight = times.weight_gradient_s
+    bubbles = np.maximum(times.forward_s + times.input_gradient_s - weight, 0)
+    return m * float(whole[slowest]) + float(bubbles.sum() - bubbles[slowest]) + update
+
+
+def _work(times: StageTimes) -> tuple[NDArray[np.float64], float]:
+    """Time of each stage for a micro-batch, and the longest update."""
+    whole = times.forward_s + times.input_gradient_s + times.weight_gradient_s
+    return whole, float(times.update_s.max(initial=0.0))
+
+
+# The registry ----------------------------------------------------------------------------------
+
+
+def _kind(entry: EntryPoint, found: object) -> ScheduleKind:
+    kind = instance_of(ScheduleKind)(entry, found)
+    if kind.name != entry.name:
+        raise TypeError(f"has the name {kind.name!r} of its own")
+    return kind
+
+
+_SEVERAL = "has other than one stage on each device"
+
+_OWN: tuple[ScheduleKind, ...] = (
+    ScheduleKind("gpipe", gpipe, _gpipe_model, _filled_and_drained, is_compared=True),
+    ScheduleKind("1f1b", one_f_one_b, _so_model),
+    ScheduleKind("pipedream", pipedream, _pipedream_model, _pipedream_time, is_compared=True),
+    ScheduleKind("pipedream-newest", pipedream_newest, _newest_model, _pipedream_time),
+    ScheduleKind("1f1b-sno", one_f_one_b_sno, _sno_model, _filled_and_drained, is_compared=True),
+    ScheduleKind("1f1b-so", one_f_one_b_so, _so_model, _filled_and_drained, is_compared=True),
+    ScheduleKind(
+        *("1f1b-as", one_f_one_b_as, _as_model, _filled_and_drained),
+        is_tried=True,
+        is_compared=True,
+    ),
+    ScheduleKind(
+        "fbp-as", fbp_as, _fbp_model, _fbp_time, num_engines=2, is_tried=True, is_compared=True
+    ),
+    ScheduleKind("interleaved", interleaved, not_built=_SEVERAL, takes_chunks=True),
+    ScheduleKind("zb-h1", zb_h1, h1_model, _h1_time, is_tried=True, is_compared=True),
+    ScheduleKind("zb-h2", zb_h2, _h2_model, is_tried=True, is_compared=True),
+    ScheduleKind("chimera", chimera, not_built=_SEVERAL),
+    ScheduleKind("data-parallel", data_parallel, not_built=_SEVERAL),
+)
+
+SCHEDULES: Registry[ScheduleKind] = Registry(
+    "fpgapipe.schedules",
+    "schedule",
+    {
+        **{kind.name: kind for kind in _OWN},
+        "zb-auto": "fpgapipe.partition.schedule.zero_bubble:ZB_AUTO",
+    },
+    _kind,
+)
+"""All kinds of schedules."""
+
+
+def schedule_kind(name: str) -> ScheduleKind:
+    """Return a kind of schedule.
+
+    Raises
+    ------
+    ScheduleError
+        If there is none of that name.
+    """
+    try:
+        return SCHEDULES[name]
+    except UserError as error:
+        raise ScheduleError(str(error)) from error
+
+
+def tried_schedules() -> tuple[str, ...]:
+    """Names of the schedules that are tried unless the user asks for one."""
+    return tuple(name for name in SCHEDULES.names() if SCHEDULES[name].is_tried)
+
+
+def compared_schedules() -> tuple[str, ...]:
+    """Names of the schedules that comparisons of ways to train have."""
+    return tuple(name for name in SCHEDULES.names() if SCHEDULES[name].is_compared)
+
+
+def num_engines_of(name: str) -> int:
+    """GEMM engines per device of a kind of schedule; an order from a file, of no kind, needs 1."""
+    return SCHEDULES[name].num_engines if name in SCHEDULES else 1
+
+
+def model_of(kind: str, count: int, num_devices: int, ratio: float = 2.0) -> ScheduleModel:
+    """The partitioner's model of a schedule.
+
+    Parameters
+    ----------
+    kind : str
+        Name of the kind.
+    count : int
+        Micro-batches of a mini-batch.
+    num_devices : int
+        Devices of the chain.
+    ratio : float
+        Ratio of backward to forward time.
+
+    Raises
+    ------
+    ScheduleError
+        If there is no such schedule, or it cannot be planned.
+    """
+    found = schedule_kind(kind)
+    if found.model is None:
+        raise ScheduleError(f"{kind} is no schedule of plain stages that can be planned")
+    return found.model(count, num_devices, ratio)

@@ -13,7 +13,8 @@ from collections.abc import Iterator
 import numpy as np
 
 from fpgapipe.lowering.schedule.schedule import Lane, Schedule, ScheduleError, TaskKind
-from fpgapipe.partition.schedule.schedule_kinds import check_passes, split_chain, zb_h1
+from fpgapipe.partition.schedule.schedule_kind import ScheduleKind
+from fpgapipe.partition.schedule.schedule_kinds import check_passes, h1_model, split_chain, zb_h1
 from fpgapipe.partition.timeline.timeline import StageTimes, Timeline, simulate
 
 MAX_GREEDY_TASKS = 60_000
@@ -199,3 +200,13 @@ def _table(durations: object, m: int) -> list[list[float]]:
         array = np.broadcast_to(array[:, None], (len(array), m))
     table: list[list[float]] = array.tolist()
     return table
+
+
+def _made_for(
+    num_devices: int, num_microbatches: int, times: StageTimes, memory_limit: int | None
+) -> Schedule:
+    return zb_auto(num_devices, num_microbatches, times, memory_limit=memory_limit)
+
+
+ZB_AUTO = ScheduleKind("zb-auto", zb_h1, h1_model, make_for=_made_for)
+"""The kind, whose order is that of zb-h1 where times are not known."""

@@ -108,8 +108,6 @@ class ScheduleModel:
 
     Parameters
     ----------
-    name : str
-        Name of the schedule.
     num_microbatches : int
         Micro-batches of a mini-batch.
     in_flight : callable
@@ -127,7 +125,6 @@ class ScheduleModel:
         must not fall either.
     """
 
-    name: str
     num_microbatches: int
     in_flight: Callable[[int], int]
     transfer: Transfer
@@ -141,61 +138,10 @@ class ScheduleModel:
         if self.num_microbatches < 1:
             raise ValueError(f"num_microbatches must be at least 1, not {self.num_microbatches}")
 
-
-def schedule_model(
-    kind: str, num_microbatches: int, backward_ratio: float = 2.0, straight: bool = False
-) -> ScheduleModel:
-    """The model of a schedule with a given name.
-
-    Parameters
-    ----------
-    kind : str
-        ``gpipe``, ``1f1b-as``, ``fbp-as``, ``1f1b-sno``, ``1f1b-so``, ``pipedream`` or
-        ``pipedream-newest``.
-    num_microbatches : int
-        Micro-batches of a mini-batch.
-    backward_ratio : float
-        Ratio of backward to forward time. Under 1f1b-as the activations of a micro-batch are sent
-        while the stage runs its forward pass, which takes one part in ``1 + backward_ratio`` of
-        the period.
-    straight : bool
-        Whether transfers cost nothing.
-
-    Raises
-    ------
-    ValueError
-        If the kind is not one of these.
-    """
-    m = num_microbatches
-
-    def short(after: int) -> int:
-        return min(after + 1, m)
-
-    def long(after: int) -> int:
-        return min(2 * after + 1, m)
-
-    def all_of_them(after: int) -> int:
-        return m
-
-    overlap, block = Transfer.OVERLAP, Transfer.BLOCK
-    models = {
-        "gpipe": ScheduleModel(kind, m, all_of_them, overlap, 1 + backward_ratio, 1, 2, m - 1),
-        "1f1b-as": ScheduleModel(kind, m, short, overlap, 1 + backward_ratio, 1, 0, m - 1),
-        "fbp-as": ScheduleModel(kind, m, long, overlap, 1, 2, 0, m - 1),
-        "1f1b-sno": ScheduleModel(kind, m, short, block, 2, 1, 0, m - 1),
-        "1f1b-so": ScheduleModel(kind, m, long, overlap, 2, 1, 2, m - 1),
-        "pipedream": ScheduleModel(
-            kind, m, lambda after: after + 1, overlap, 1 + backward_ratio, 0, 0, m, lambda a: a + 1
-        ),
-    }
-    models["pipedream-newest"] = replace(models["pipedream"], weight_versions=lambda a: 1)
-    if kind not in models:
-        raise ValueError(f"schedule must be one of {', '.join(models)}, not {kind!r}")
-    model = models[kind]
-    if straight:
-        fields = {**model.__dict__, "transfer": Transfer.NONE, "fill_transfers": 0.0}
-        return ScheduleModel(**fields)
-    return model
+    @property
+    def straight(self) -> ScheduleModel:
+        """The same where transfers cost nothing."""
+        return replace(self, transfer=Transfer.NONE, fill_transfers=0.0)
 
 
 @dataclass(frozen=True)

@@ -5,9 +5,18 @@ import math
 
 import numpy as np
 
-from fpgapipe.partition.search.problem import PartitionProblem, Transfer, schedule_model
+from fpgapipe.partition.schedule.schedule_kinds import model_of
+from fpgapipe.partition.search.problem import PartitionProblem, ScheduleModel, Transfer
 
 KINDS = ("gpipe", "1f1b-as", "fbp-as", "1f1b-sno", "1f1b-so", "pipedream")
+
+
+def schedule_model(
+    kind: str, num_microbatches: int, backward_ratio: float = 2.0, straight: bool = False
+) -> ScheduleModel:
+    """Model of a kind of schedule that does not depend on the number of devices."""
+    model = model_of(kind, num_microbatches, 1, backward_ratio)
+    return model.straight if straight else model
 
 
 def chain(times_s, num_devices, schedule=None, **fields):

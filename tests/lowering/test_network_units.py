@@ -160,7 +160,7 @@ def test_a_plan_says_that_it_cannot_be_built(cli, monkeypatch, tmp_path):
         "op": "local_response_norm",
         "reason": "the core has no local_response_norm",
     }
-    assert f"{note}zb-auto has no order of its own" in plan(
+    assert f"{note}schedule zb-auto has no order of its own" in plan(
         cli, "digits-cnn", "--schedule", "zb-auto"
     )
     for kind in ("1f1b-as", "pipedream", "pipedream-newest"):

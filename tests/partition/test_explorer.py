@@ -14,11 +14,15 @@ from fpgapipe.lowering.schedule.pytorch_csv import from_pytorch_csv, to_pytorch_
 from fpgapipe.partition.explore import comparison
 from fpgapipe.partition.explore.candidate import time_candidate
 from fpgapipe.partition.explore.cut_problem import check_memory
-from fpgapipe.partition.explore.explorer import AUTO_SCHEDULES, Request, explore
+from fpgapipe.partition.explore.explorer import Request, explore
 from fpgapipe.partition.explore.planned import as_plan
 from fpgapipe.partition.plan import Plan
 from fpgapipe.partition.pricing.machine_comparison import entry_on_machine, priced_choices
-from fpgapipe.partition.schedule.schedule_kinds import make_schedule
+from fpgapipe.partition.schedule.schedule_kinds import (
+    compared_schedules,
+    make_schedule,
+    tried_schedules,
+)
 from fpgapipe.partition.search.problem import PlanError
 from fpgapipe.partition.timeline.timeline import StageTimes, simulate
 
@@ -115,7 +119,7 @@ def test_predicted_time_is_that_of_the_simulation(network):
 def test_automatic_is_as_good_as_each_schedule_and_as_one_device():
     for cluster in (chain(), with_links(chain(), line_rate_bits_per_s=1e6)):
         best = explore(request(cluster, batch=32)).best
-        for kind in AUTO_SCHEDULES:
+        for kind in tried_schedules():
             alone = explore(request(cluster, batch=32, schedules=(kind,))).best
             assert best.minibatch_s <= alone.minibatch_s
         lone = comparison.one_device(loader(NETWORK), 32, cluster)
@@ -277,7 +281,7 @@ def test_compare_command(cli):
     value = json.loads(out)
     entries = {entry["name"]: entry for entry in value["entries"]}
     parallel, alone = entries["data parallel"], entries["one device"]
-    assert {"even split", *comparison.PIPELINES} <= set(entries)
+    assert {"even split", *compared_schedules()} <= set(entries)
     for entry in entries.values():
         for base, name in ((parallel, "over_data_parallel"), (alone, "over_one_device")):
             ratio = base["minibatch_s"] / entry["minibatch_s"]
@@ -318,7 +322,7 @@ BOARDS = ("--board", "u280", "--devices", "2")
         ((NETWORK, *BOARDS, "--array", "1024x1024"), "core rows must divide 32, not 1024"),
         (
             (NETWORK, *BOARDS, "--schedule", "1f1b-az"),
-            "no schedule '1f1b-az'; did you mean '1f1b-as'?",
+            "there is no schedule named '1f1b-az'; did you mean '1f1b-as'?",
         ),
         ((NETWORK, *BOARDS, "--schedule", "chimera"), "chimera is no schedule of plain stages"),
         ((NETWORK, *BOARDS, "--schedule", "interleaved"), "interleaved is no schedule of plain"),

@@ -8,9 +8,8 @@ import pytest
 
 from fpgapipe.partition.cost.cost import LayerCost, PassCost
 from fpgapipe.partition.explore.candidate import DeviceChain, Stage, time_candidate
-from fpgapipe.partition.explore.cut_problem import model_of
 from fpgapipe.partition.explore.fastest_cut import Question, find_fastest
-from fpgapipe.partition.schedule.schedule_kinds import make_schedule
+from fpgapipe.partition.schedule.schedule_kinds import make_schedule, model_of
 from fpgapipe.partition.search.path_bounds import PathBounds
 from fpgapipe.partition.search.problem import PartitionProblem
 from fpgapipe.partition.timeline.replay import Replay

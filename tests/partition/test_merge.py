@@ -4,10 +4,10 @@ import json
 
 import numpy as np
 import pytest
-from partition_cases import chain
+from partition_cases import chain, schedule_model
 
 from fpgapipe.partition.search.merge import merge_layers
-from fpgapipe.partition.search.problem import PlanError, schedule_model
+from fpgapipe.partition.search.problem import PlanError
 
 
 def merged(problem, **options):

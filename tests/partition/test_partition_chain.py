@@ -4,12 +4,13 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from partition_cases import brute_force, chain, check_stages, random_problem, times
+from partition_cases import brute_force, chain, check_stages, random_problem, schedule_model, times
 
+from fpgapipe.lowering.schedule.schedule import ScheduleError
 from fpgapipe.partition.search import search as search_module
 from fpgapipe.partition.search.chain import plan_chain
 from fpgapipe.partition.search.cuts import Row
-from fpgapipe.partition.search.problem import Objective, PlanError, schedule_model
+from fpgapipe.partition.search.problem import Objective, PlanError
 from fpgapipe.partition.search.search import Search
 
 NUM_RANDOM = 2500
@@ -298,7 +299,7 @@ def test_refuses_schedules_that_keep_less_with_more_stages_behind():
     schedule = replace(schedule_model("gpipe", 4), in_flight=lambda after: 4 - after)
     with pytest.raises(ValueError, match="in_flight must not fall with the number of stages"):
         chain([1, 1], 2, schedule)
-    with pytest.raises(ValueError, match=r"schedule must be one of gpipe, .*, not 'nope'"):
+    with pytest.raises(ScheduleError, match=r"no schedule named 'nope'; the schedules are gpipe, "):
         schedule_model("nope", 4)
 
 

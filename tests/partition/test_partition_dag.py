@@ -3,10 +3,10 @@
 import networkx as nx
 import numpy as np
 import pytest
-from partition_cases import brute_force, chain, check_stages, random_problem
+from partition_cases import brute_force, chain, check_stages, random_problem, schedule_model
 
 from fpgapipe.partition.search.dag import list_downsets, plan
-from fpgapipe.partition.search.problem import Objective, PlanError, schedule_model
+from fpgapipe.partition.search.problem import Objective, PlanError
 
 
 @pytest.mark.parametrize("part", range(4))

@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from partition_cases import brute_force, chain, check_stages, random_problem
+from partition_cases import brute_force, chain, check_stages, random_problem, schedule_model
 
 from fpgapipe.partition.search.chain import plan_chain
-from fpgapipe.partition.search.problem import Objective, PlanError, schedule_model
+from fpgapipe.partition.search.problem import Objective, PlanError
 from fpgapipe.partition.search.refine import (
     Piece,
     merge,

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from partition_cases import chain
+from partition_cases import chain, schedule_model
 
 from fpgapipe.partition.search.cuts import Synchronisation
 from fpgapipe.partition.search.dag import list_downsets, plan
-from fpgapipe.partition.search.problem import Objective, PlanError, Transfer, schedule_model
+from fpgapipe.partition.search.problem import Objective, PlanError, Transfer
 from fpgapipe.partition.search.replicas import plan_replicated
 
 DATA = Path(__file__).parents[1] / "data"

@@ -42,8 +42,9 @@ from fpgapipe.partition.explore.unit_problem import make_problem
 from fpgapipe.partition.plan import Plan
 from fpgapipe.partition.pricing.machine import lower_plan
 from fpgapipe.partition.pricing.plan_cores import core_specs, memory_specs, wire_timings
+from fpgapipe.partition.schedule.schedule_kinds import model_of
 from fpgapipe.partition.search.every_device import over_all_devices
-from fpgapipe.partition.search.problem import PlanError, schedule_model
+from fpgapipe.partition.search.problem import PlanError
 
 BOARDS = {name: load_board(name).device_spec() for name in board_names()}
 
@@ -224,7 +225,7 @@ def problem_of(devices, slower=1):
     row = device_chain(cluster)
     rates = tuple(rate / slower for rate in row.link_bytes_per_s)
     row = dataclasses.replace(row, link_bytes_per_s=rates)
-    model = schedule_model("1f1b-as", 4)
+    model = model_of("1f1b-as", 4, 3)
     names = cluster.device_names
     problem = make_problem(graph, [costs], [0] * devices, names, [np.inf] * devices, row, model)
     return problem, (problem.device_compute_s.max(axis=1) > 0).tolist()

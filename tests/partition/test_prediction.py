@@ -23,11 +23,11 @@ from fpgapipe.lowering.units.step_options import UPDATE, StepOptions
 from fpgapipe.network.initial_values import initial_parameters
 from fpgapipe.network.load import load_network
 from fpgapipe.network.zoo.layers import Network
-from fpgapipe.partition.pricing.closed_form import computed_layers, minibatch_cycles
+from fpgapipe.partition.pricing.closed_form import computed_layers
 from fpgapipe.partition.pricing.few_tasks import few_tasks
 from fpgapipe.partition.pricing.few_timing import FewTiming, timeline_of
 from fpgapipe.partition.pricing.prediction import PipelineTiming
-from fpgapipe.partition.schedule.schedule_kinds import make_schedule
+from fpgapipe.partition.schedule.schedule_kinds import SCHEDULES, make_schedule
 from fpgapipe.partition.timeline.timeline import DeadlockError, StageTimes, simulate
 from fpgapipe.sim_tb.native.phy import WireSpec
 
@@ -164,7 +164,7 @@ def test_closed_forms_are_exact_for_equal_stages(kind, num_stages):
     passes = (2.0, 2.0, 2.0) if kind == "zb-h1" else (2.0, 3.0, 2.5)
     times = StageTimes.uniform(num_stages, *passes, update_s=1.0)
     expected = simulate(make_schedule(kind, num_stages, 8), times).makespan_s
-    assert minibatch_cycles(kind, 8, times) == pytest.approx(expected)
+    assert SCHEDULES[kind].closed_form(8, times) == pytest.approx(expected)
 
 
 def test_closed_forms_of_layers():

@@ -17,11 +17,13 @@ from fpgapipe.lowering.schedule.schedule import (
     parse,
 )
 from fpgapipe.partition.schedule.replicated import replicated
-from fpgapipe.partition.schedule.schedule_kinds import KINDS, interleaved, make_schedule
+from fpgapipe.partition.schedule.schedule_kind import ScheduleKind
+from fpgapipe.partition.schedule.schedule_kinds import SCHEDULES, interleaved, make_schedule
 from fpgapipe.partition.schedule.schedule_rules import check_schedule
 from fpgapipe.partition.schedule.zero_bubble import zb_auto
 from fpgapipe.partition.timeline.timeline import StageTimes, simulate
 
+KINDS = tuple(name for name in SCHEDULES.own if not SCHEDULES[name].make_for)
 seconds = st.floats(0.01, 10)
 sizes = {"n": st.integers(1, 9), "m": st.integers(1, 20), "f": seconds, "b": seconds}
 
@@ -281,7 +283,7 @@ def test_a_file_that_is_too_large(cli, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
-    [((), "name a KIND of schedule, or a file"), (("gpipe",), "gpipe needs --stages")],
+    [((), "name a kind of schedule, or a file"), (("gpipe",), "gpipe needs --stages")],
 )
 def test_a_schedule_without_its_numbers(cli, arguments, message):
     code, _, err = cli("schedule", *arguments)
@@ -394,7 +396,7 @@ def test_csv_with_faults(text, message):
 @pytest.mark.parametrize(
     ("kind", "n", "m", "message"),
     [
-        ("1f1c", 2, 2, "no schedule '1f1c'; did you mean '1f1b'?"),
+        ("1f1c", 2, 2, "there is no schedule named '1f1c'; did you mean '1f1b'?"),
         ("gpipe", 0, 2, "gpipe needs 1..65536 devices, not 0"),
         ("gpipe", 2, 0, "gpipe needs 1..16777216 micro-batches, not 0"),
         ("chimera", 3, 3, "chimera needs an even number of devices, not 3"),
@@ -433,3 +435,31 @@ def test_schedules_with_replicas_are_sound(kind):
             times = StageTimes.uniform(sum(replicas), 1, 1, 1, transfer_s=0.1)
             assert simulate(schedule, times).makespan_s > 0
     assert str(replicated(kind, (1, 1, 1), 4)) == str(make_schedule(kind, 3, 4))
+
+
+@pytest.mark.parametrize("name", SCHEDULES.own)
+def test_a_kind_says_what_its_schedules_are(name):
+    kind = SCHEDULES[name]
+    made = kind.make(2, 2)
+    assert kind.name == name
+    assert kind.num_engines == 1 + made.splits_engines
+    plain = made.placement == (0, 1) and made.routes == ((0, 1),)
+    assert plain == (not kind.not_built)
+    assert plain == (kind.model is not None)
+    assert kind.takes_chunks == (name == "interleaved")
+
+
+def test_a_kind_that_makes_other_schedules(monkeypatch):
+    odd = ScheduleKind("odd", SCHEDULES["fbp-as"].make)
+    monkeypatch.setattr(SCHEDULES, "own", {"odd": odd})
+    with pytest.raises(ScheduleError) as raised:
+        make_schedule("odd", 2, 2)
+    assert str(raised.value) == (
+        "odd must make schedules named odd for 1 engines, not fbp-as for 2; mend the package that "
+        "offers it"
+    )
+
+
+def test_a_kind_for_given_times_has_no_order():
+    with pytest.raises(ScheduleError, match=r"^schedule zb-auto has no order of its own, but sear"):
+        make_schedule("zb-auto", 2, 2)

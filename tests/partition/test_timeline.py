@@ -7,10 +7,12 @@ import numpy as np
 import pytest
 
 from fpgapipe.lowering.schedule.schedule import Lane, ScheduleError, TaskKind, parse
-from fpgapipe.partition.schedule.schedule_kinds import KINDS, make_schedule
+from fpgapipe.partition.schedule.schedule_kinds import SCHEDULES, make_schedule
 from fpgapipe.partition.schedule.schedule_rules import check_schedule, least_fifo_depth
 from fpgapipe.partition.timeline import event_graph
 from fpgapipe.partition.timeline.timeline import DeadlockError, StageTimes, simulate
+
+KINDS = tuple(name for name in SCHEDULES.own if not SCHEDULES[name].make_for)
 
 
 def changed(schedule, lane, order):

@@ -30,7 +30,6 @@ def compare(network: str, cluster: Cluster, batch: int, as_json: bool) -> None:
 
     The times of layers are those of the program of the whole network, or estimates where the core
     does not run a layer; the table says which, and has no ratio of one to the other. 'plan' times
-    the programs of all devices. The schedules of BaPipe (1f1b-sno, 1f1b-so, 1f1b-as, fbp-as) are a
-    re-implementation from its abstract.
+    the programs of all devices. The schedules of BaPipe are a re-implementation from its abstract.
     """
     show(fpgapipe.compare(network, cluster, batch=batch, progress=progress), as_json=as_json)

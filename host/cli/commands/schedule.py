@@ -8,22 +8,24 @@ import click
 
 import fpgapipe
 from fpgapipe.host.cli.options import ranges
+from fpgapipe.host.cli.options.names import Names
 from fpgapipe.host.cli.options.options import command
 from fpgapipe.host.cli.options.pictures import picture_files, write_pictures
 from fpgapipe.host.terminal.outputs import check_outputs, write_output
 from fpgapipe.host.terminal.result import show
+from fpgapipe.partition.schedule.schedule_kinds import SCHEDULES
 
 
 @command(
     "schedule", example="fpgapipe schedule zb-h1 --stages 4 --microbatches 8 --tf 1 --tb 1 --tw 1"
 )
-@click.argument("kind", required=False)
+@click.argument("kind", type=Names(SCHEDULES.names, checks=False), required=False)
 @click.option("--stages", type=ranges.STAGES, help="Devices in the chain, a stage each.")
 @click.option("--microbatches", type=ranges.MICROBATCHES, help="Equal parts of a mini-batch.")
 @click.option(
     "--from-csv",
     metavar="FILE",
-    help="Read the order of tasks from this file, PyTorch's CSV, instead of a KIND.",
+    help="Read the order of tasks from this file, PyTorch's CSV, instead of a kind.",
 )
 @click.option("--tf", type=ranges.SECONDS, default=1.0, help="Seconds that a forward pass takes.")
 @click.option(
@@ -84,11 +86,10 @@ from fpgapipe.host.terminal.result import show
 def schedule(
     kind: str | None, as_json: bool, from_csv: str | None, csv_file: str | None, **options: Any
 ) -> None:
-    """Draw the timetable of KIND, or of a file, for equal stages, and print what it comes to.
+    """Draw the timetable of a schedule, or of a file, for equal stages; print what it comes to.
 
-    KIND is gpipe, 1f1b, 1f1b-as, fbp-as, 1f1b-sno, 1f1b-so, pipedream, pipedream-newest,
-    interleaved, zb-h1, zb-h2, zb-auto, chimera or data-parallel. Times are those of one micro-batch
-    on one stage; a backward pass that is whole takes --tb and --tw together.
+    Times are those of one micro-batch on one stage; a backward pass that is whole takes --tb and
+    --tw together.
     """
     pictures = {name: options.pop(name) for name in ("svg", "html", "trace")}
     check_outputs({"--csv": csv_file, **picture_files(pictures)}, (from_csv,))

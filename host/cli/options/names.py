@@ -19,12 +19,15 @@ class Names(click.ParamType):  # type: ignore[type-arg]
     ----------
     names : callable
         Returns the list.
+    checks : bool
+        Whether other words are refused here. If false, they are by what takes the value, which may
+        say more about them.
     """
 
     name = "choice"
 
-    def __init__(self, names: Callable[[], Sequence[str]]) -> None:
-        self._names = names
+    def __init__(self, names: Callable[[], Sequence[str]], *, checks: bool = True) -> None:
+        self._names, self._checks = names, checks
 
     @property
     def _choice(self) -> click.Choice[str]:
@@ -40,7 +43,7 @@ class Names(click.ParamType):  # type: ignore[type-arg]
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """Check a value."""
-        return self._choice.convert(value, param, ctx)
+        return self._choice.convert(value, param, ctx) if self._checks else value
 
     def shell_complete(
         self, ctx: click.Context, param: click.Parameter, incomplete: str
