@@ -27,7 +27,7 @@ from fpgapipe.host.make.planning import (
     rank,
     spec_of,
 )
-from fpgapipe.host.package.target import check_boards
+from fpgapipe.host.package.targets import check_boards
 from fpgapipe.host.runtime.program_check import Verification, verify_programs
 from fpgapipe.host.terminal.console import Table, count, scaled
 from fpgapipe.host.terminal.progress import Progress, silent

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 from fpgapipe.errors import UserError
 from fpgapipe.files import read_text
-from fpgapipe.host.package.target import KINDS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -52,7 +51,7 @@ def read_clocks(package: Path, num_links: Sequence[int]) -> list[list[float]] | 
     UserError
         If the file is not as `clocks_text` writes it.
     """
-    path = next((p for kind in KINDS if (p := package / kind / CLOCKS).is_file()), None)
+    path = min(package.glob(f"*/{CLOCKS}"), default=None)
     if path is None:
         return None
     try:

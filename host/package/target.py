@@ -1,34 +1,22 @@
-"""What is packaged: each device of a build with its board, its core and the ports of its links."""
+"""What is packaged: a device of a build with its board, its core and the ports of its links."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from fpgapipe.errors import UserError
 from fpgapipe.host.build.build_hardware import core_name
 from fpgapipe.host.build.build_parts import HARDWARE
 from fpgapipe.hw.hls_models.spec.aurora import AuroraSpec, user_clock_hz
-from fpgapipe.hw.hls_models.spec.link import TRAILER_BYTES
-from fpgapipe.hw.hls_models.spec.pins import BYTES_PER_CYCLE, PinsSpec
-from fpgapipe.partition.pricing.plan_cores import devices_of
 
 if TYPE_CHECKING:
-    from fpgapipe.boards.cluster import Cluster
     from fpgapipe.boards.packaging import Packaging, PinPort, Transceiver
     from fpgapipe.boards.schema import Board
-    from fpgapipe.host.build.build import Build
     from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec
-    from fpgapipe.hw.hls_models.spec.device import LinkSpec
-
-KINDS = ("vitis", "vivado", "pynq", "litex")
-"""What ``--package`` may say."""
+    from fpgapipe.hw.hls_models.spec.pins import PinsSpec
 
 INIT_CLOCK_HZ = 100e6
 """Frequency of Aurora's free-running clock in designs without a platform."""
-
-PHY_PROTOCOL, PIN_PROTOCOL = "aurora-64b66b", "gpio"
-"""The protocols of links that are packaged: over transceivers, and over plain pins by LiteX."""
 
 
 @dataclass(frozen=True)
@@ -116,7 +104,7 @@ class Target:
     @property
     def packaging(self) -> Packaging:
         """The board's values for the flow."""
-        assert self.board.packaging is not None, "checked by check_boards"
+        assert self.board.packaging is not None, "Flow.check refuses others"
         return self.board.packaging
 
     @property
@@ -133,183 +121,3 @@ class Target:
     def clock_mhz(self) -> str:
         """Clock frequency in MHz, as tools take it."""
         return f"{self.clk_hz / 1e6:g}"
-
-
-def check_boards(cluster: Cluster, kind: str) -> None:
-    """Check, before a build, whether the boards of a cluster can be packaged.
-
-    Raises
-    ------
-    UserError
-        If one cannot; the message says what is missing.
-    """
-    for name, board in zip(cluster.device_names, cluster.boards, strict=True):
-        if board.packaging is None:
-            raise UserError(
-                f"{name} cannot be packaged: the file of board {board.name} lacks the key "
-                f"'packaging' with 'tools' and '{kind}' (docs/boards.md)"
-            )
-        if board.packaging.flow != kind:
-            raise UserError(
-                f"{name} cannot be packaged for {kind}: board {board.name} is packaged for "
-                f"{board.packaging.flow}; use --package {board.packaging.flow}"
-            )
-    ends: list[set[str]] = [set() for _ in cluster.boards]
-    for link in cluster.links:
-        for place, port in (
-            (link.source, link.source_port),
-            (link.destination, link.destination_port),
-        ):
-            find = _pin_port if kind == "litex" else _transceiver
-            find(cluster.device_names[place], cluster.boards[place], port, link.protocol)
-            ends[place].add(port)
-    for name, board, ports in zip(cluster.device_names, cluster.boards, ends, strict=True):
-        _check_quads(name, board, ports)
-
-
-def _transceiver(device: str, board: Board, port: str, protocol: str) -> Transceiver:
-    if protocol != PHY_PROTOCOL:
-        raise UserError(
-            f"{device} cannot be packaged: its link at {port} is {protocol}, and only "
-            f"{PHY_PROTOCOL} has a PHY here; build for one device, or for other ports"
-        )
-    return _of_port(device, board, port, "transceivers")  # type: ignore[no-any-return]
-
-
-def _pin_port(device: str, board: Board, port: str, protocol: str) -> PinPort:
-    if protocol != PIN_PROTOCOL:
-        raise UserError(
-            f"{device} cannot be packaged: its link at {port} is {protocol}, and LiteX has links "
-            f"over plain pins ({PIN_PROTOCOL}) alone; build for one device, or for other ports"
-        )
-    return _of_port(device, board, port, "pin_ports")  # type: ignore[no-any-return]
-
-
-def _of_port(device: str, board: Board, port: str, key: str) -> Any:
-    """What the list under a key of the board's packaging says of a port."""
-    for each in getattr(board.packaging, key):
-        if each.name == port:
-            return each
-    raise UserError(
-        f"{device} cannot be packaged: 'packaging.{key}' of board {board.name} does not have port "
-        f"{port} (docs/boards.md)"
-    )
-
-
-def _check_quads(device: str, board: Board, ports: set[str]) -> None:
-    """Refuse ports that share a quad, since each Aurora core has the PLL of its quad."""
-    assert board.packaging is not None
-    seen: dict[str, str] = {}
-    for each in board.packaging.transceivers:
-        if each.name in ports and each.quad:
-            if each.quad in seen:
-                raise UserError(
-                    f"{device} cannot be packaged: its links at {seen[each.quad]} and {each.name} "
-                    f"share the quad {each.quad} of transceivers, and an Aurora core needs a quad "
-                    "for itself; a chain may have such boards at its ends only"
-                )
-            seen[each.quad] = each.name
-
-
-def targets(build: Build, cluster: Cluster) -> list[Target]:
-    """Return the devices of a build.
-
-    Parameters
-    ----------
-    build : Build
-    cluster : Cluster
-        The cluster that it was planned for, which `check_boards` has accepted.
-
-    Raises
-    ------
-    UserError
-        If a device cannot be packaged.
-    """
-    boards = dict(zip(cluster.device_names, cluster.boards, strict=True))
-    places = devices_of(build.plan, build.cluster)
-    found = []
-    for index, node in enumerate(build.plan.nodes):
-        board = boards[node.device]
-        core = build.cores[index]
-        neighbours = [each for each in (index - 1, index + 1) if 0 <= each < len(places)]
-        if len(core.links) != len(neighbours):
-            raise UserError(
-                f"{node.device} cannot be packaged: its core has {len(core.links)} links and it "
-                f"has {len(neighbours)} neighbours in the chain"
-            )
-        links: list[LinkEnd] = []
-        pin_links: list[PinEnd] = []
-        for number, other in enumerate(neighbours):
-            between = build.cluster.links_between(places[index], places[other])
-            link = max(between, key=lambda each: each.payload_bytes_per_s)
-            is_source = link.source == places[index]
-            port = link.source_port if is_source else link.destination_port
-            if board.packaging and board.packaging.litex:
-                pin_links.append(_pin_end(build, board, index, number, link, port))
-            else:
-                links.append(_link_end(build, board, index, number, link, port))
-        resources = build.resources[index]
-        dies = [
-            each["die"]
-            for each in resources["dies"]
-            if all(resources["used"][name] <= each["limits"][name] for name in each["limits"])
-        ]
-        target = Target(
-            index,
-            node.device,
-            board,
-            core,
-            node.spec.clk_hz,
-            sum(build.memory_use[index].values()),
-            tuple(links),
-            dies[0] if dies else None,
-            tuple(pin_links),
-        )
-        _check_memory(target)
-        found.append(target)
-    return found
-
-
-def _pin_end(
-    build: Build, board: Board, index: int, number: int, link: LinkSpec, port: str
-) -> PinEnd:
-    node = build.plan.nodes[index]
-    found = _pin_port(node.device, board, port, link.protocol)
-    phy_bytes, clk_hz = build.cores[index].links[number].phy_bytes, node.spec.clk_hz
-    if phy_bytes > TRAILER_BYTES or clk_hz * BYTES_PER_CYCLE < link.payload_bytes_per_s * 0.999:
-        raise UserError(
-            f"{node.device} cannot be packaged: its pins carry "
-            f"{clk_hz * BYTES_PER_CYCLE / 1e6:g} MB/s at {clk_hz / 1e6:g} MHz, from links of at "
-            f"most {TRAILER_BYTES} bytes, and the plan has {link.payload_bytes_per_s / 1e6:g} MB/s "
-            f"and {phy_bytes} bytes; lower the line rate of port {port} in the board's file"
-        )
-    return PinEnd(number, found, PinsSpec(phy_bytes))
-
-
-def _link_end(
-    build: Build, board: Board, index: int, number: int, link: LinkSpec, port: str
-) -> LinkEnd:
-    device = build.plan.nodes[index].device
-    transceiver = _transceiver(device, board, port, link.protocol)
-    clk_hz = build.plan.nodes[index].spec.clk_hz
-    phy_bytes = build.cores[index].links[number].phy_bytes
-    vitis = board.packaging and board.packaging.vitis
-    initial_hz = vitis.init_clock_hz if vitis else INIT_CLOCK_HZ
-    if phy_bytes < 8 * transceiver.lanes or phy_bytes * clk_hz < link.payload_bytes_per_s:
-        raise UserError(
-            f"{device} cannot be packaged: link {number} takes {phy_bytes} bytes a cycle at "
-            f"{clk_hz / 1e6:g} MHz, and Aurora delivers {8 * transceiver.lanes} bytes at once and "
-            f"{link.payload_bytes_per_s / 1e9:.2f} GB/s"
-        )
-    bridge = AuroraSpec(phy_bytes, transceiver.lanes, reset_cycles=round(initial_hz))
-    return LinkEnd(number, transceiver, link.line_rate_bits_per_s, bridge)
-
-
-def _check_memory(target: Target) -> None:
-    (memory,) = target.board.reached_memories()
-    limit = memory.count * memory.size_bytes
-    if target.memory_bytes > limit:
-        raise UserError(
-            f"{target.device} cannot be packaged: its program needs {target.memory_bytes:,} bytes "
-            f"of memory, and the core reaches {limit:,} bytes of {memory.name}"
-        )

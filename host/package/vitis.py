@@ -15,6 +15,7 @@ from fpgapipe.host.package.aurora import (
     module_name,
 )
 from fpgapipe.host.package.bridge import bridge_verilog
+from fpgapipe.host.package.flow import PHY_PROTOCOL, Flow, vendor_tools
 from fpgapipe.host.package.shim import SHIM_FILES, SHIM_LIBRARY, shim_text
 from fpgapipe.host.package.tcl import Variable, call, command, script
 from fpgapipe.host.package.wrapper import CONTROL, CORE, MEMORY, interfaces, wrapper
@@ -48,7 +49,7 @@ def files(target: Target, verilog: str) -> Iterator[tuple[str, str]]:
         Verilog of its core.
     """
     values = target.packaging.vitis
-    assert values is not None, "checked by check_boards"
+    assert values is not None, "Flow.check refuses others"
     yield f"{CORE}.v", wrapper(target.core, verilog)
     yield "package_kernel.tcl", package_script(target)
     for link in target.links:
@@ -233,3 +234,39 @@ clean:
 
 .PHONY: all clean
 """
+
+
+def _how_to(target: Target) -> str:
+    values = target.packaging.vitis
+    assert values is not None, "the flow is vitis"
+    where = (
+        f"It fits {target.die} and is placed there."
+        if target.die == values.memory_die
+        else "It does not fit one die next to the memory, so the tools place it."
+    )
+    return f"""
+## Build
+
+With Vitis and XRT in the shell (`source settings64.sh`, `source /opt/xilinx/xrt/setup.sh`) and the
+platform `{values.platform}` installed:
+
+```sh
+make            # {XCLBIN} and {SHIM_LIBRARY}; hours
+```
+
+| step | command |
+|---|---|
+| kernel | `vivado -mode batch -source package_kernel.tcl` |
+| link | `v++ --link --target hw --config link.cfg --output {XCLBIN} *.xo` |
+
+The kernel `{instance(CORE)}` is connected to `{memory_connection(target)}`. {where}
+
+## Reach it
+
+The kernel is user-managed, for which pyxrt has no registers. `{SHIM_LIBRARY}` has C functions over
+`xrt::ip` and `xrt::bo`; `xrt_shim.h` documents them. The instance is
+`{CORE}:{{{instance(CORE)}}}`.
+"""
+
+
+FLOW = Flow(files, _how_to, vendor_tools, PHY_PROTOCOL, key="vitis")

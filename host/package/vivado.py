@@ -18,6 +18,7 @@ from fpgapipe.host.package.block_design import (
     bitstream_commands,
     project_commands,
 )
+from fpgapipe.host.package.flow import PHY_PROTOCOL, Flow, vendor_tools
 from fpgapipe.host.package.target import INIT_CLOCK_HZ
 from fpgapipe.host.package.tcl import script
 from fpgapipe.host.package.wrapper import CONTROL, CORE, MEMORY, wrapper
@@ -64,7 +65,7 @@ def files(target: Target, verilog: str) -> Iterator[tuple[str, str]]:
         Verilog of its core.
     """
     values = target.packaging.vivado
-    assert values is not None, "checked by check_boards"
+    assert values is not None, "Flow.check refuses others"
     yield f"{CORE}.v", wrapper(target.core, verilog)
     yield f"{SYNCHRONIZER}.v", _SYNCHRONIZER
     yield (
@@ -230,3 +231,33 @@ clean:
 
 .PHONY: all clean
 """
+
+
+def _how_to(target: Target) -> str:
+    values = target.packaging.vivado
+    assert values is not None, "the flow is vivado"
+    return f"""
+## Build
+
+With Vivado in the shell (`source settings64.sh`) and the board files of `{values.board_part}`
+installed (Vivado Store, or `set_param board.repoPaths` with a copy of Xilinx/XilinxBoardStore):
+
+```sh
+make            # {BITSTREAM}.bit; hours
+```
+
+## Reach it
+
+Load `{BITSTREAM}.bit` by JTAG and restart the host, or rescan its PCIe bus. The XDMA driver of
+Xilinx/dma_ip_drivers then offers:
+
+| what | where |
+|---|---|
+| registers of the core | `/dev/xdma0_user` from 0x0 on, 4 bytes at a time |
+| memory | `/dev/xdma0_h2c_0` and `/dev/xdma0_c2h_0` from 0x0 on; \
+{1 << values.memory_address_bits:,} bytes |
+| interrupt | `/dev/xdma0_events_0` |
+"""
+
+
+FLOW = Flow(files, _how_to, vendor_tools, PHY_PROTOCOL, key="vivado")

@@ -3,6 +3,7 @@
 from functools import cache
 
 from fpgapipe.boards.library import load_board
+from fpgapipe.host.package.flow import FLOWS
 from fpgapipe.host.package.package import package_files
 from fpgapipe.host.package.target import LinkEnd, PinEnd, Target
 from fpgapipe.hw.hls_models.spec.aurora import AuroraSpec
@@ -90,6 +91,6 @@ def target_of(name, ports):
 def files_of(name, ports):
     """All files of such a device, by their names."""
     target = target_of(name, ports)
-    found = list(package_files(target, verilog(target.core)))
+    found = list(package_files(FLOWS[target.packaging.flow], target, verilog(target.core)))
     assert len(dict(found)) == len({name for name, _ in found})
     return dict(found)

@@ -12,9 +12,9 @@ from fpgapipe.boards.library import load_board
 from fpgapipe.errors import UserError
 from fpgapipe.host.build.build import open_build
 from fpgapipe.host.cli.main import main
-from fpgapipe.host.package import target
+from fpgapipe.host.package import targets
 from fpgapipe.host.package.clocks import read_clocks
-from fpgapipe.host.package.target import check_boards
+from fpgapipe.host.package.targets import check_boards
 
 
 @pytest.mark.parametrize(
@@ -91,7 +91,7 @@ def test_memory_that_the_core_does_not_reach():
     device = target_of("vcu118", ())
     large = dataclasses.replace(device, memory_bytes=3 << 30)
     with pytest.raises(UserError) as failure:
-        target._check_memory(large)
+        targets._check_memory(large)
     assert str(failure.value) == (
         "vcu118-1 cannot be packaged: its program needs 3,221,225,472 bytes of memory, and the "
         "core reaches 2,147,483,648 bytes of ddr4"

@@ -11,6 +11,7 @@ import fpgapipe
 from fpgapipe.host.cli.options import ranges
 from fpgapipe.host.cli.options.cluster_options import cluster_options
 from fpgapipe.host.cli.options.completion import networks_that_begin
+from fpgapipe.host.cli.options.names import Names
 from fpgapipe.host.cli.options.options import command, parse_array
 from fpgapipe.host.cli.options.shared import (
     array_option,
@@ -19,6 +20,7 @@ from fpgapipe.host.cli.options.shared import (
     trained_batch_option,
 )
 from fpgapipe.host.cli.options.training_options import training_options
+from fpgapipe.host.package.flow import FLOWS
 from fpgapipe.host.terminal.console import progress
 from fpgapipe.host.terminal.result import show
 
@@ -99,7 +101,7 @@ if TYPE_CHECKING:
 @click.option(
     "--package",
     "package",
-    type=click.Choice(["vitis", "vivado", "pynq", "litex"]),
+    type=Names(FLOWS.names),
     help="Write for each device, into the folder's 'package', what the vendor's tools need.",
 )
 @click.option(
