@@ -12,18 +12,12 @@ from typing import TYPE_CHECKING, Any
 from fpgapipe.errors import FileError, UserError, nearest, shown
 from fpgapipe.files import open_file
 from fpgapipe.network import zoo as networks
+from fpgapipe.network.frontends.frontend import FRONTENDS, listed
 from fpgapipe.network.graph import Graph, NetworkError
 from fpgapipe.output import beside_output
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-SUFFIXES = {
-    ".onnx": "an ONNX model",
-    ".csv": "a SCALE-Sim topology or a table of per-layer times",
-    ".txt": "a PipeDream profile",
-}
-"""File formats by suffix. A saved torch program (.pt2) is recognised as well, but refused."""
 
 MAX_BYTES = 1 << 31
 """Largest network file that is opened, bytes; ONNX files cannot be larger."""
@@ -38,7 +32,7 @@ def load_network(name: str, batch: int | None = None) -> Graph:
     Parameters
     ----------
     name : str
-        A built-in name (``resnet50``), a file (`SUFFIXES`), or ``module:function``. The function
+        A built-in name (``resnet50``), a file (`FRONTENDS`), or ``module:function``. The function
         may take the batch size, and returns a `Graph`, a ``torch.export.ExportedProgram``, or a
         ``torch.nn.Module`` with a tuple of example inputs. Naming a function runs the code of its
         module; files never run code.
@@ -55,18 +49,18 @@ def load_network(name: str, batch: int | None = None) -> Graph:
     if networks.find(name):
         return networks.built_in(name, 1 if batch is None else batch)
     path = Path(name)
-    if path.suffix.lower() in (*SUFFIXES, ".pt2") or os.sep in name or os.path.lexists(path):
+    if path.suffix.lower()[1:] in FRONTENDS or os.sep in name or os.path.lexists(path):
         return load_file(path, batch)
     if ":" in name:
         return _load_function(name, batch)
     raise NetworkError(
         f"no network {shown(name)}{nearest(name, networks.NETWORKS)}; a network is a built-in name "
-        f"({', '.join(networks.NETWORKS)}), a file ({', '.join(SUFFIXES)}) or module:function"
+        f"({', '.join(networks.NETWORKS)}), a file ({', '.join(listed())}) or module:function"
     )
 
 
 def load_file(path: Path, batch: int | None = None) -> Graph:
-    """Load a network from a file; suffix and, for CSV, the first row tell its format.
+    """Load a network from a file, whose suffix tells its format.
 
     Raises
     ------
@@ -76,36 +70,9 @@ def load_file(path: Path, batch: int | None = None) -> Graph:
     """
     suffix = path.suffix.lower()
     open_file(path, MAX_BYTES).close()  # report a missing file before an unknown suffix
-    if suffix == ".onnx":
-        from fpgapipe.network.frontends.onnx.onnx_model import read_onnx
-
-        return read_onnx(path, batch)
-    if suffix == ".pt2":
-        from fpgapipe.network.frontends.torch.torch_program import read_exported
-
-        return read_exported(path, batch)
-    if suffix == ".csv":
-        from fpgapipe.network.frontends.profile import CSV_COLUMNS, read_csv_profile
-        from fpgapipe.network.frontends.scalesim import columns_of, read_scalesim
-        from fpgapipe.network.frontends.text import csv_rows
-
-        header = next((cells for _, cells in csv_rows(path)), [])
-        if columns_of(header):
-            return read_scalesim(path, batch)
-        if {cell.lower() for cell in header} & set(CSV_COLUMNS[1:]):
-            return read_csv_profile(path, batch)
-        raise FileError(
-            path,
-            [
-                "line 1: is neither a SCALE-Sim topology ('Layer name, IFMAP Height, ...' or "
-                f"'Layer, M, N, K') nor a table of times ('{','.join(CSV_COLUMNS)}')"
-            ],
-        )
-    if suffix == ".txt":
-        from fpgapipe.network.frontends.profile import read_pipedream
-
-        return read_pipedream(path, batch)
-    formats = ", ".join(f"{suffix} ({what})" for suffix, what in SUFFIXES.items())
+    if suffix[1:] in FRONTENDS:
+        return FRONTENDS[suffix[1:]].read(path, batch)
+    formats = ", ".join(f"{suffix} ({what})" for suffix, what in listed().items())
     raise FileError(path, [f"is of no known format; there are {formats}"])
 
 

@@ -9,7 +9,7 @@ from plugin_cases import install
 
 from fpgapipe.boards.address import Address
 from fpgapipe.boards.library import load_board
-from fpgapipe.errors import UserError
+from fpgapipe.errors import FileError, UserError
 from fpgapipe.host.cli.main import cli
 from fpgapipe.host.transports.opening import (
     TRANSPORTS,
@@ -17,6 +17,7 @@ from fpgapipe.host.transports.opening import (
     open_device,
     transports_of,
 )
+from fpgapipe.network.load import load_network
 from fpgapipe.plugins import Registry, instance_of, subclass_of
 
 FOLDER = Path(__file__).parents[2] / "examples" / "clusters"
@@ -170,3 +171,25 @@ def test_a_transport_of_another_name(site):
 
 def test_every_transport_of_its_own_can_be_imported():
     assert [TRANSPORTS[name].name for name in TRANSPORTS.own] == list(TRANSPORTS.own)
+
+
+def test_a_frontend(site):
+    text = """
+from fpgapipe.network.frontends.frontend import Frontend
+from fpgapipe.network.zoo import built_in
+
+def read(path, batch):
+    return built_in(path.read_text(), batch or 1)
+
+NAMED = Frontend("the name of a network", read)
+"""
+    entries = {"fpgapipe.frontends": {"named": "fpgapipe_test_named.named:NAMED"}}
+    install(site, "fpgapipe_test_named", {"named.py": text}, entries)
+    (site / "net.NAMED").write_text("lenet5")
+    graph = load_network(str(site / "net.NAMED"), 3)
+    assert (graph.name, graph.batch) == ("lenet5", 3)
+    (site / "net.nope").touch()
+    with pytest.raises(
+        FileError, match=r" profile\), \.named \(the name of a network\)$"
+    ):
+        load_network(str(site / "net.nope"))
