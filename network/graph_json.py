@@ -13,9 +13,9 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from fpgapipe.json_faults import faults_of
-from fpgapipe.network import operators
 from fpgapipe.network.graph import Graph, GraphBuilder, NetworkError
 from fpgapipe.network.operators import Operator
+from fpgapipe.network.operators.others import operator_class
 from fpgapipe.network.operators.tensors import Tensor
 
 GRAPH_VERSION = 1
@@ -53,11 +53,16 @@ def to_json(graph: Graph) -> str:
     layers = []
     for layer in graph.layers.values():
         name = type(layer.operator).__name__
+        if operator_class(name) is not type(layer.operator):
+            raise NetworkError(
+                f"layer {layer.name!r}: a network with {name} cannot be written, since no package "
+                "adds the operator"
+            )
         layers.append(
             _Layer(
                 name=layer.name,
                 operator=name,
-                attributes=_adapter(name).dump_python(layer.operator, mode="json"),
+                attributes=_adapter(type(layer.operator)).dump_python(layer.operator, mode="json"),
                 inputs=layer.inputs,
                 parameters={each.spec.role: each.name for each in layer.parameters},
                 frozen=tuple(layer.frozen),
@@ -114,11 +119,11 @@ def from_json(text: str) -> Graph:
 
 
 def _operator(layer: _Layer) -> Operator:
-    kind = getattr(operators, layer.operator, None)
-    if not (isinstance(kind, type) and issubclass(kind, Operator)) or kind is Operator:
+    kind = operator_class(layer.operator)
+    if kind is None:
         raise NetworkError(f"layer {layer.name!r}: there is no operator {layer.operator!r}")
     try:
-        found: Operator = _adapter(layer.operator).validate_python(layer.attributes)
+        found: Operator = _adapter(kind).validate_python(layer.attributes)
     except ValidationError as error:
         fault = faults_of(error, whole="")[0]
         raise NetworkError(f"layer {layer.name!r}: {layer.operator}: {fault}") from None
@@ -126,6 +131,6 @@ def _operator(layer: _Layer) -> Operator:
 
 
 @cache
-def _adapter(name: str) -> TypeAdapter[Any]:
+def _adapter(kind: type[Operator]) -> TypeAdapter[Any]:
     """The pydantic adapter that writes and reads the operators of a class."""
-    return TypeAdapter(getattr(operators, name))
+    return TypeAdapter(kind)

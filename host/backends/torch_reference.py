@@ -15,12 +15,15 @@ from fpgapipe.host.backends.torch_integers import INTEGER_RUNS
 from fpgapipe.network import operators as ops
 from fpgapipe.network.frontends.torch.torch_contexts import normalised_plainly
 from fpgapipe.network.graph import Graph, Layer, Parameter
+from fpgapipe.network.operators.others import load_operators
 from fpgapipe.network.operators.tensors import Tensor
 from fpgapipe.network.operators.windows import Padding
 from fpgapipe.optional import require
 
 if TYPE_CHECKING:
     import torch
+
+Run = Callable[..., Any]
 
 Weights = Mapping[str, "torch.Tensor"]
 """Values of parameters, by their names in the graph."""
@@ -143,6 +146,27 @@ def gradients_of(
     return dict(zip(leaves, found, strict=True))
 
 
+def computes(kind: type[ops.Operator]) -> Callable[[Run], Run]:
+    """Register the decorated function as the reference of an operator of another package.
+
+    It gets the operator, the layer's parameters by role, its inputs, and whether to compute as in
+    training.
+
+    Raises
+    ------
+    ValueError
+        If the operator has a reference already.
+    """
+
+    def register(function: Run) -> Run:
+        if kind in _RUNS:
+            raise ValueError(f"operator {kind.kind!r} has a reference already")
+        _RUNS[kind] = function
+        return function
+
+    return register
+
+
 def run_layer(layer: Layer, own: Weights, args: list[torch.Tensor], *, training: bool) -> Any:
     """Compute a layer's result.
 
@@ -156,6 +180,7 @@ def run_layer(layer: Layer, own: Weights, args: list[torch.Tensor], *, training:
     training : bool
         Whether to compute as in training, see `forward`.
     """
+    load_operators()
     operator = layer.operator
     run = _RUNS.get(type(operator))
     if run is None:

@@ -1,7 +1,7 @@
 """The registry of units: which unit runs each operator, and which layers go into it.
 
-A module of units registers its makers with `runs`. Packages outside this one name such modules as
-entry points of the group `ENTRY_POINTS`; they are imported when a network is first grouped.
+A module of units registers its makers with `runs`. Modules of other packages do so for their own
+operators (`fpgapipe.network.operators.others`).
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from fpgapipe.plugins import load_all
+from fpgapipe.network.operators.others import load_operators
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -19,9 +19,6 @@ if TYPE_CHECKING:
 
     Maker = Callable[[Layer, "Surroundings"], Unit]
     Taker = Callable[[Layer, "Surroundings"], Unit | None]
-
-ENTRY_POINTS = "fpgapipe.units"
-"""Group of the entry points of modules that register further units."""
 
 _MAKERS: dict[str, Maker] = {}
 """Makers of units by the name of the operator that a unit begins with."""
@@ -126,7 +123,7 @@ def unit_of(layer: Layer, around: Surroundings) -> Unit:
     NotImplementedError
         If the core does not run the layer; the message is the reason.
     """
-    load_all(ENTRY_POINTS)
+    load_operators()
     for taker in _TAKERS.get(layer.op, ()):
         if (unit := taker(layer, around)) is not None:
             return unit

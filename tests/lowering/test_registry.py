@@ -73,20 +73,20 @@ runs({name!r})(lambda layer, around: ActivationUnit((layer,)))
 def test_other_packages_register_units(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(tmp_path))
     files, entries = {"odd.py": ODD_UNIT.format(name="odd")}, {"odd": "fpgapipe_test_odd.odd"}
-    install(tmp_path, "fpgapipe_test_odd", files, {"fpgapipe.units": entries})
+    install(tmp_path, "fpgapipe_test_odd", files, {"fpgapipe.operators": entries})
     assert [unit.name for unit in units_of(clipped())] == ["fc", "clip", "logits"]
 
 
 def test_a_package_with_a_unit_that_there_is_already(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(tmp_path))
     files, entries = {"odd.py": ODD_UNIT.format(name="conv")}, {"odd": "fpgapipe_test_taken.odd"}
-    install(tmp_path, "fpgapipe_test_taken", files, {"fpgapipe.units": entries})
+    install(tmp_path, "fpgapipe_test_taken", files, {"fpgapipe.operators": entries})
     with pytest.raises(UserError) as raised:
         units_of(clipped())
     assert str(raised.value) == (
-        "the package fpgapipe_test_taken offers 'odd = fpgapipe_test_taken.odd' in fpgapipe.units, "
-        "which cannot be imported: ValueError: \"operator 'conv' has a unit already\"; mend the "
-        "package fpgapipe_test_taken, or uninstall it"
+        "the package fpgapipe_test_taken offers 'odd = fpgapipe_test_taken.odd' in "
+        "fpgapipe.operators, which cannot be imported: ValueError: \"operator 'conv' has a unit "
+        'already"; mend the package fpgapipe_test_taken, or uninstall it'
     )
 
 

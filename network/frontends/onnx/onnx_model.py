@@ -31,6 +31,7 @@ from fpgapipe.network.frontends.onnx.onnx_constants import Constants
 from fpgapipe.network.frontends.onnx.onnx_external import MAX_BYTES, read_external
 from fpgapipe.network.frontends.onnx.onnx_readings import ReadTwoWays
 from fpgapipe.network.frontends.onnx.onnx_translation import (
+    DOMAINS,
     DTYPES,
     HANDLERS,
     Translation,
@@ -38,6 +39,7 @@ from fpgapipe.network.frontends.onnx.onnx_translation import (
 )
 from fpgapipe.network.frontends.source import OnnxSource
 from fpgapipe.network.graph import Graph, NetworkError
+from fpgapipe.network.operators.others import load_operators
 from fpgapipe.network.operators.tensors import ShapeError, Tensor
 from fpgapipe.optional import require
 
@@ -70,6 +72,7 @@ def read_onnx(path: Path, batch: int | None = None) -> Graph:
         If the onnx library is not installed.
     """
     onnx = require("onnx", f"reading {path}")
+    load_operators()
     model = load_model(onnx, path)
     opset = _opset(onnx, path, model)
     constants = Constants(onnx, model.graph, opset)
@@ -172,9 +175,8 @@ def _refuse_unsupported(path: Path, graph: Any, constants: Constants) -> None:
 
 
 def _is_known(node: Any) -> bool:
-    domains = ("qonnx.custom_op.general", "finn.custom_op.general", "onnx.brevitas")
-    own = ("",) if node.op_type != "Quant" else domains
-    return node.domain in (*own, "ai.onnx") and node.op_type in HANDLERS
+    domains = DOMAINS.get(node.op_type, ("",))
+    return node.domain in (*domains, "ai.onnx") and node.op_type in HANDLERS
 
 
 def _bind_inputs(

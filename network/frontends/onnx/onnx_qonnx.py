@@ -27,7 +27,7 @@ MOST_ZERO = 255
 """Largest magnitude of a zero point of eight bits."""
 
 
-@handles("Quant")
+@handles("Quant", domains=("qonnx.custom_op.general", "finn.custom_op.general", "onnx.brevitas"))
 def _quant(t: Translation, node: Any) -> None:
     """QONNX's Quant: quantises and dequantises again."""
     attributes = t.attributes(node)

@@ -41,11 +41,33 @@ HANDLERS: dict[str, Handler] = {}
 """The function that translates each ONNX operator."""
 
 
-def handles(*op_types: str) -> Callable[[Handler], Handler]:
-    """Register a function as the translation of the given operators."""
+DOMAINS: dict[str, tuple[str, ...]] = {}
+"""Domains of the operators that are not ONNX's own."""
+
+
+def handles(*op_types: str, domains: tuple[str, ...] = ()) -> Callable[[Handler], Handler]:
+    """Register a function as the translation of the given operators.
+
+    Parameters
+    ----------
+    *op_types : str
+        Their names.
+    domains : tuple of str
+        Domains of operators that are not ONNX's own.
+
+    Raises
+    ------
+    ValueError
+        If one has a translation already.
+    """
 
     def register(function: Handler) -> Handler:
-        HANDLERS.update(dict.fromkeys(op_types, function))
+        for op_type in op_types:
+            if op_type in HANDLERS:
+                raise ValueError(f"operator {op_type!r} has a translation already")
+            HANDLERS[op_type] = function
+            if domains:
+                DOMAINS[op_type] = domains
         return function
 
     return register

@@ -15,10 +15,26 @@ ATTEMPTS: dict[str, Attempt] = {}
 
 
 def handles(*targets: str) -> Callable[[Handler], Handler]:
-    """Register a function as the translation of operators, named without ``aten.``."""
+    """Register a function as the translation of operators.
+
+    Parameters
+    ----------
+    *targets : str
+        Names of the operators: those of ATen without ``aten.`` (``conv2d.default``), others with
+        their library (``lab.magnitude.default``).
+
+    Raises
+    ------
+    ValueError
+        If one has a translation already.
+    """
 
     def register(function: Handler) -> Handler:
-        HANDLERS.update({f"aten.{target}": function for target in targets})
+        for target in targets:
+            name = target if target.count(".") == 2 else f"aten.{target}"
+            if name in HANDLERS:
+                raise ValueError(f"operator {name!r} has a translation already")
+            HANDLERS[name] = function
         return function
 
     return register
