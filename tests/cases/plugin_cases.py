@@ -2,11 +2,44 @@
 
 from __future__ import annotations
 
+import contextlib
+import sys
 from typing import TYPE_CHECKING
 
+from fpgapipe.host.backends import torch_reference
+from fpgapipe.lowering.units import registry
+from fpgapipe.network.frontends.onnx import onnx_translation
+from fpgapipe.network.frontends.torch import torch_registry
+from fpgapipe.network.operators import others
+from fpgapipe.partition.cost.work import POINTWISE_OPERATIONS
+
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
     from pathlib import Path
+
+REGISTERS = (
+    *(registry._MAKERS, torch_reference._RUNS, others._OTHERS),
+    *(torch_registry.HANDLERS, onnx_translation.HANDLERS),
+)
+"""What modules of operators add functions and classes to."""
+
+
+@contextlib.contextmanager
+def forgotten(site: Path) -> Iterator[None]:
+    """Forget afterwards the modules under a folder, and what they have registered."""
+    costs = dict(POINTWISE_OPERATIONS)
+    try:
+        yield
+    finally:
+        files = {name: getattr(module, "__file__", None) for name, module in sys.modules.items()}
+        names = {name for name, file in files.items() if file and file.startswith(str(site))}
+        for register in REGISTERS:
+            for key in [key for key, each in register.items() if each.__module__ in names]:
+                del register[key]
+        for key in set(POINTWISE_OPERATIONS) - set(costs):
+            del POINTWISE_OPERATIONS[key]
+        for name in names:
+            del sys.modules[name]
 
 
 def install(

@@ -4,17 +4,19 @@ import contextlib
 import io
 import re
 import shlex
+import subprocess
+import sys
 import warnings
+import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 
 import click
 import pytest
 from cases.command_cases import commands_of
+from plugin_cases import forgotten
 
 from fpgapipe.host.cli.main import cli, main
-from fpgapipe.lowering.shards import hybrid  # noqa: F401, registers all units before a page does
-from fpgapipe.lowering.units import registry
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted(
@@ -39,8 +41,9 @@ class Block:
 
     ``python run`` and ``sh run`` are run, in order, with what the blocks before left behind, those
     with ``slow`` in the whole suite alone;
-    ``python file=NAME`` (or ``yaml``) becomes a file. Of ``sh`` those lines are run that begin with
-    ``fpgapipe``. ``console`` is commands and lines that they print; of ``console refused``, errors.
+    ``python file=NAME`` (or ``yaml``) becomes a file, to which ``more=NAME`` adds. Of ``sh`` those
+    lines are run that begin with ``fpgapipe`` or ``pip install ./``. ``console`` is commands and
+    lines that they print; of ``console refused``, errors.
     """
 
     words: list[str]
@@ -51,9 +54,14 @@ class Block:
     def language(self):
         return self.words[0] if self.words else ""
 
-    @property
-    def file(self):
-        return next((word[5:] for word in self.words if word.startswith("file=")), None)
+    def write(self, folder):
+        """Write or continue the file that the block is of, if it is of one."""
+        for word in self.words:
+            key, _, name = word.partition("=")
+            if key in ("file", "more"):
+                (folder / name).parent.mkdir(exist_ok=True)
+                with (folder / name).open("w" if key == "file" else "a") as file:
+                    file.write(self.text)
 
 
 def blocks(text):
@@ -145,6 +153,8 @@ def all_options(command):
 def test_command_lines_can_be_parsed(path, tmp_path, monkeypatch):
     monkeypatch.chdir(ROOT)
     for block in blocks(path.read_text()):
+        if "pip install ./" in block.text:
+            continue  # it adds names that commands take, so that they can only be run
         if block.language in ("", "sh", "console"):
             for words in command_lines(block):
                 try:
@@ -181,21 +191,33 @@ def output_of(words):
     return code, said.read()
 
 
+def installed(source):
+    """Folder into which a package was installed as pip does it: its wheel, unpacked."""
+    command = "from setuptools.build_meta import build_wheel; print(build_wheel('..'))"
+    made = subprocess.run(
+        [sys.executable, "-c", command], cwd=source, check=True, capture_output=True, text=True
+    )
+    place = source.with_name(f"{source.name}.installed")
+    with zipfile.ZipFile(source.parent / made.stdout.splitlines()[-1]) as wheel:
+        wheel.extractall(place)
+    return place
+
+
 def run_page(path, folder, monkeypatch, *, slow):
     """Run what a page says is run, in a folder of its own, with or without what is slow."""
     monkeypatch.chdir(folder)
     monkeypatch.syspath_prepend(str(folder))
-    monkeypatch.setattr(registry, "_MAKERS", dict(registry._MAKERS))  # a page may add units
     warnings.simplefilter("default")  # other libraries' are not the page's
     names = {"__name__": "__main__"}
     for block in blocks(path.read_text()):
-        if block.file:
-            (folder / block.file).write_text(block.text)
+        block.write(folder)
         if "run" not in block.words or ("slow" in block.words and not slow):
             continue
         if block.language == "python":
             code = compile("\n" * (block.line - 1) + block.text, str(path), "exec")
             exec(code, names)
+        for source in re.findall(r"^pip install \./(\S+)$", block.text, re.M):
+            monkeypatch.syspath_prepend(str(installed(folder / source)))
         for words in command_lines(block):
             if block.language == "sh":
                 code, printed = output_of(words)
@@ -238,10 +260,12 @@ HAVE_SLOW = [path for path in PAGES if re.search(r"^ *```\w+ run slow$", path.re
     ids=lambda path: path.stem,
 )
 def test_programs_run(path, tmp_path, monkeypatch):
-    run_page(path, tmp_path, monkeypatch, slow=path.name in SLOW)
+    with forgotten(tmp_path):
+        run_page(path, tmp_path, monkeypatch, slow=path.name in SLOW)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("path", HAVE_SLOW, ids=lambda path: path.stem)
 def test_all_programs_run(path, tmp_path, monkeypatch):
-    run_page(path, tmp_path, monkeypatch, slow=True)
+    with forgotten(tmp_path):
+        run_page(path, tmp_path, monkeypatch, slow=True)

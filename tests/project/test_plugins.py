@@ -1,23 +1,33 @@
 """What other packages offer: found by name, imported late, and refused in full sentences."""
 
+import importlib
 import sys
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from plugin_cases import install
+from package_cases import target_of
+from plugin_cases import forgotten, install
 
 from fpgapipe.boards.address import Address
+from fpgapipe.boards.cluster import chain_of
 from fpgapipe.boards.library import load_board
 from fpgapipe.errors import FileError, UserError
 from fpgapipe.host.cli.main import cli
+from fpgapipe.host.package.flow import FLOWS
+from fpgapipe.host.package.package import package_files
+from fpgapipe.host.package.targets import check_boards
 from fpgapipe.host.transports.opening import (
     TRANSPORTS,
     backend_names,
     open_device,
     transports_of,
 )
+from fpgapipe.network.graph import NetworkError
+from fpgapipe.network.graph_json import from_json, to_json
 from fpgapipe.network.load import load_network
+from fpgapipe.network.operators.others import load_operators
+from fpgapipe.network.zoo.layers import Network
 from fpgapipe.plugins import Registry, instance_of, subclass_of
 
 FOLDER = Path(__file__).parents[2] / "examples" / "clusters"
@@ -28,9 +38,8 @@ GROUP = "fpgapipe.test_colours"
 def site(tmp_path, monkeypatch):
     """A folder in which packages are found, whose modules are forgotten afterwards."""
     monkeypatch.syspath_prepend(str(tmp_path))
-    yield tmp_path
-    for name in [name for name in sys.modules if name.startswith("fpgapipe_test_")]:
-        del sys.modules[name]
+    with forgotten(tmp_path):
+        yield tmp_path
 
 
 def offer(site, value, text="", *, name="teal", package="fpgapipe_test_paint"):
@@ -189,7 +198,100 @@ NAMED = Frontend("the name of a network", read)
     graph = load_network(str(site / "net.NAMED"), 3)
     assert (graph.name, graph.batch) == ("lenet5", 3)
     (site / "net.nope").touch()
-    with pytest.raises(
-        FileError, match=r" profile\), \.named \(the name of a network\)$"
-    ):
+    with pytest.raises(FileError, match=r" profile\), \.named \(the name of a network\)$"):
         load_network(str(site / "net.nope"))
+
+
+def test_a_package(site):
+    text = """
+from fpgapipe.host.package.flow import Flow
+
+def files(target, verilog):
+    yield "core.v", verilog
+
+FLOW = Flow(files, lambda target: "how\\n", lambda target: "Tools: none.", tried="Untried.")
+"""
+    entries = {"fpgapipe.packages": {"cells": "fpgapipe_test_cells.cells:FLOW"}}
+    install(site, "fpgapipe_test_cells", {"cells.py": text}, entries)
+    check_boards(chain_of(load_board("arty-a7-100t"), 1), "cells")
+    with pytest.raises(UserError) as raised:
+        check_boards(chain_of(load_board("u280"), 2), "cells")
+    assert str(raised.value) == (
+        "u280-0 cannot be packaged: it has a link at qsfp/0, and --package cells has none; build "
+        "for one device"
+    )
+    names = dict(package_files(FLOWS["cells"], target_of("u55c", ()), "module top; endmodule"))
+    assert names["core.v"] == "module top; endmodule"
+    assert "Untried." in names["README.md"]
+    assert names["README.md"].endswith("\nThe device has no links.\nhow\n")
+    assert "cells" in CliRunner().invoke(cli, ["build", "--help"]).output
+
+
+MARK = """
+from dataclasses import dataclass
+from typing import ClassVar
+from fpgapipe.network.operators import Operator
+from fpgapipe.network.operators.others import adds
+
+@adds
+@dataclass(frozen=True)
+class {name}(Operator):
+    kind: ClassVar[str] = "{kind}"
+    strength: int = 1
+
+    def output(self, inputs):
+        return inputs[0]
+"""
+
+
+def test_networks_with_an_operator_are_written_and_read(site):
+    text = MARK.format(name="Mark", kind="mark")
+    entries = {"fpgapipe.operators": {"mark": "fpgapipe_test_mark.mark"}}
+    install(site, "fpgapipe_test_mark", {"mark.py": text}, entries)
+    load_operators()
+    kind = sys.modules["fpgapipe_test_mark.mark"].Mark
+    net = Network("marked", 2)
+    net.linear(net.add("mark", kind(3), net.image(3)), 4, name="logits")
+    graph = net.build()
+    again = from_json(to_json(graph))
+    assert again.layers["mark"].operator == kind(3)
+
+
+def test_an_operator_that_no_package_adds_cannot_be_written(site):
+    text = MARK.format(name="Mark", kind="mark").replace("@adds\n", "")
+    install(site, "fpgapipe_test_mark", {"mark.py": text}, {})
+    kind = importlib.import_module("fpgapipe_test_mark.mark").Mark
+    net = Network("marked", 2)
+    net.linear(net.add("mark", kind(3), net.image(3)), 4, name="logits")
+    with pytest.raises(NetworkError, match=r"a network with Mark cannot be written, since no "):
+        to_json(net.build())
+
+
+@pytest.mark.parametrize(("name", "kind"), [("Conv", "other"), ("Other", "conv")])
+def test_an_operator_that_there_is_already(site, name, kind):
+    text = MARK.format(name=name, kind=kind)
+    entries = {"fpgapipe.operators": {"mark": "fpgapipe_test_mark.mark"}}
+    install(site, "fpgapipe_test_mark", {"mark.py": text}, entries)
+    with pytest.raises(UserError, match=r"there is an operator Conv \(conv\) already"):
+        load_operators()
+
+
+@pytest.mark.parametrize(
+    ("call", "what"),
+    [
+        ("host.backends.torch_reference import computes as register; kind = Conv", "reference"),
+        ("network.frontends.torch.torch_registry import handles as register; kind = 'relu.default'",
+         "translation"),
+        ("network.frontends.onnx.onnx_translation import handles as register; kind = 'Relu'",
+         "translation"),
+    ],
+)  # fmt: skip
+def test_what_an_operator_has_already(site, call, what):
+    importlib.import_module("fpgapipe.network.frontends.torch.torch_program")
+    importlib.import_module("fpgapipe.network.frontends.onnx.onnx_model")
+    text = "from fpgapipe.network.operators import Conv\n"
+    text += f"from fpgapipe.{call}\nregister(kind)(print)\n"
+    entries = {"fpgapipe.operators": {"mark": "fpgapipe_test_again.again"}}
+    install(site, "fpgapipe_test_again", {"again.py": text}, entries)
+    with pytest.raises(UserError, match=rf"ValueError: .* has a {what} already"):
+        load_operators()
