@@ -30,6 +30,7 @@ from fpgapipe.network.frontends.torch import (  # noqa: F401, register translati
 from fpgapipe.network.frontends.torch.torch_modes import auxiliary_outputs, training_modes
 from fpgapipe.network.frontends.torch.torch_translation import Translation
 from fpgapipe.network.graph import Graph, NetworkError
+from fpgapipe.network.operators.others import load_operators
 from fpgapipe.network.operators.tensors import ShapeError
 from fpgapipe.optional import require
 
@@ -99,6 +100,7 @@ def from_torch(source: Any, *, name: str) -> Graph:
 
 def _translated(torch: Any, program: Any, name: str, *, training: bool) -> Graph:
     """Translate an exported program; see `Translation`."""
+    load_operators()
     try:
         return Translation(torch, program, name, training).run()
     except ShapeError as error:

@@ -27,7 +27,6 @@ from fpgapipe.network.frontends.torch.torch_values import (
 )
 from fpgapipe.network.graph import Graph, NetworkError
 from fpgapipe.network.operators import Binary, Constant, Operator
-from fpgapipe.network.operators.others import load_operators
 from fpgapipe.network.operators.tensors import ShapeError, Tensor
 
 if TYPE_CHECKING:
@@ -104,7 +103,6 @@ class Translation:
         NetworkError
             If nodes have no translation or need something unsupported. The message names them all.
         """
-        load_operators()
         self._skip_written_buffers()
         self._refuse_unsupported()
         faults = []
