@@ -488,3 +488,20 @@ def test_fixed_batch_onnx(tmp_path):
     onnx.save(model, path)
     best = explore(request(batch=4, network=str(path), num_microbatches=1)).best
     assert best.microbatch == 4
+
+
+@pytest.mark.parametrize("bandwidth", ["1e3", "30"])
+def test_replicas_add_up_their_gradients_at_each_late_update(cli, tmp_path, bandwidth):
+    """Whichever weights backward passes use: an update comes after each micro-batch."""
+    path = tmp_path / "net.csv"
+    path.write_text(PROFILE)
+    found = []
+    for kind in ("pipedream", "pipedream-newest"):
+        code, out, _ = cli(
+            *("plan", "--profile", path, "--devices", "3", "--micro-batches", "6", "--json"),
+            *("--schedule", kind, "--objective", "minibatch", "--bandwidth", bandwidth),
+        )
+        assert code == 0
+        found.append(json.loads(out))
+    assert any(stage["replicas"] > 1 for stage in found[0]["stages"])
+    assert found[0]["minibatch_time_s"] == found[1]["minibatch_time_s"]
