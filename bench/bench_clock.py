@@ -28,7 +28,7 @@ from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec, ScratchpadSpec, Vect
 from fpgapipe.hw.hls_models.spec.link import LinkEngineSpec
 from fpgapipe.hw.rtl.device import Device
 from fpgapipe.hw.rtl.gemm.datapath import GemmDatapath
-from fpgapipe.sim_tb.native.verilate import verilog_of
+from fpgapipe.hw.rtl.verilog import verilog_of
 from fpgapipe.tools import run_tool
 
 SPEC = CoreSpec(

@@ -21,6 +21,7 @@ from fpgapipe.host.bench.core_bench import CoreBench, bench_layer, parse_layer
 from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec
 from fpgapipe.hw.rtl.device import Device
 from fpgapipe.hw.rtl.gemm.systolic import SystolicArray
+from fpgapipe.hw.rtl.verilog import verilog_of
 from fpgapipe.lowering.products.conv import PASSES, ConvSpec
 from fpgapipe.lowering.program.layer_program import lower_layer
 from fpgapipe.network.load import load_network
@@ -28,7 +29,7 @@ from fpgapipe.network.operators.products import Conv
 from fpgapipe.sim_tb.drivers.simulate import simulate_verilog
 from fpgapipe.sim_tb.drivers.stream import PERIOD_NS, start
 from fpgapipe.sim_tb.native.native import build_native, native_speed
-from fpgapipe.sim_tb.native.verilate import environment, verilog_of
+from fpgapipe.sim_tb.native.verilate import environment
 
 GEMM = "gemm:m=512,n=512,k=512"
 CONV3 = "conv:cin=64,cout=64,k=3,stride=1,pad=1,h=56,w=56,batch=1"

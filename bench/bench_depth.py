@@ -19,7 +19,7 @@ from bench_resources import COMMANDS, blocks, yosys
 
 from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec, ScratchpadSpec, VectorSpec
 from fpgapipe.hw.hls_models.spec.link import LinkEngineSpec
-from fpgapipe.sim_tb.native.verilate import verilog_of
+from fpgapipe.hw.rtl.verilog import verilog_of
 from fpgapipe.tools import run_tool
 
 SPEC = CoreSpec(

@@ -25,7 +25,7 @@ from bench_resources import AREA, CONFIGURATIONS, blocks, read_counts, yosys
 from fpgapipe.errors import UserError
 from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec
 from fpgapipe.hw.rtl.device import Device
-from fpgapipe.sim_tb.native.verilate import verilog_of
+from fpgapipe.hw.rtl.verilog import verilog_of
 from fpgapipe.tools import run_tool
 
 SPEC = CONFIGURATIONS["small"]

@@ -39,10 +39,10 @@ from fpgapipe.boards.library import load_board
 from fpgapipe.host.build import build as build_module
 from fpgapipe.host.build.build import write_build
 from fpgapipe.host.cli.main import main as fpgapipe
+from fpgapipe.hw.rtl import core_verilog
 from fpgapipe.network.zoo.layers import Network
 from fpgapipe.partition.explore.explorer import Request, explore
 from fpgapipe.partition.explore.planned import as_plan
-from fpgapipe.sim_tb.native import core_device
 
 MOST_S = 10.0
 MOST_BYTES = 2 << 30
@@ -232,7 +232,7 @@ def late(number: int, frame: Any) -> None:
 
 def work(numbers: Sequence[int], seed: int, scratch: Path, results: Any) -> None:
     """Do cases in a process of its own, whose memory is limited."""
-    core_device.device_verilog = verilog
+    core_verilog.device_verilog = verilog
     os.environ["FPGAPIPE_CACHE"] = str(scratch / "work/cache")
     work, outside = scratch / "work", scratch / "outside"
     os.chdir(work)
@@ -284,7 +284,7 @@ def main() -> int:
     parser.add_argument("--only", type=int, nargs="+", help="Numbers of cases, from 4 on.")
     parser.add_argument("--faults", type=int, default=20, help="That are printed.")
     given = parser.parse_args()
-    core_device.device_verilog = verilog
+    core_verilog.device_verilog = verilog
     counts: Counter[str] = Counter()
     untouched: dict[int, Any] = {}
     faults: list[dict[str, Any]] = []

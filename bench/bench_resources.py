@@ -53,7 +53,7 @@ from fpgapipe.hw.rtl.vector.vector_lane import VectorLane
 from fpgapipe.hw.rtl.vector.vector_lanes import VectorLanes
 from fpgapipe.hw.rtl.vector.vector_source import VectorReader, reads_parts
 from fpgapipe.hw.rtl.vector.vector_target import VectorWriter
-from fpgapipe.sim_tb.native.verilate import verilog_of
+from fpgapipe.hw.rtl.verilog import verilog_of
 from fpgapipe.tools import run_tool
 
 CONFIGURATIONS = {

@@ -15,11 +15,11 @@ from fpgapipe.host.bench.core_bench import bench_layer, parse_layer
 from fpgapipe.host.bench.step_bench import bench_step
 from fpgapipe.hw.hls_models.cycles.core_cycles import MemorySpec, predict
 from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec, ScratchpadSpec, VectorSpec
+from fpgapipe.hw.rtl.core_verilog import device_verilog
 from fpgapipe.lowering.program.step import build_step
 from fpgapipe.network.graph import Graph
 from fpgapipe.network.load import load_network
 from fpgapipe.network.zoo.layers import Network
-from fpgapipe.sim_tb.native.core_device import device_verilog
 from fpgapipe.sim_tb.native.native import native_speed
 
 SCRATCHPAD = ScratchpadSpec(8, 1 << 18)

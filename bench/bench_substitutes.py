@@ -14,7 +14,8 @@ import time
 
 from bench_speed import CORE, simulated_step
 
-from fpgapipe.sim_tb.native.core_device import device_blocks, device_verilog
+from fpgapipe.hw.rtl.core_verilog import device_verilog
+from fpgapipe.sim_tb.native.core_device import device_blocks
 from fpgapipe.sim_tb.native.native import build_native
 from fpgapipe.sim_tb.native.verilate import environment
 from fpgapipe.sim_tb.substitutes.simulation import Simulation

@@ -16,9 +16,10 @@ from cocotb.triggers import Timer
 
 from fpgapipe.hw.hls_models.spec.systolic import SystolicSpec
 from fpgapipe.hw.rtl.gemm.systolic import SystolicArray
+from fpgapipe.hw.rtl.verilog import verilog_of
 from fpgapipe.sim_tb.drivers.simulate import simulate_verilog
 from fpgapipe.sim_tb.drivers.stream import PERIOD_NS, parameters, start
-from fpgapipe.sim_tb.native.verilate import build, environment, verilog_of
+from fpgapipe.sim_tb.native.verilate import build, environment
 from fpgapipe.sim_tb.testbenches.tb_systolic import Bench, random_tile
 
 IDLE_CYCLES = 1_000_000

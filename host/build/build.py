@@ -49,7 +49,6 @@ from fpgapipe.host.build.build_parts import (
     needed,
 )
 from fpgapipe.host.build.device_file import read_device
-from fpgapipe.host.build.wires import wire_specs
 from fpgapipe.host.terminal.outputs import MANIFEST as MANIFEST
 from fpgapipe.host.terminal.outputs import RUN as RUN
 from fpgapipe.host.terminal.outputs import how_to_build
@@ -148,6 +147,8 @@ class Build:
     @functools.cached_property
     def wires(self) -> list[WireSpec]:
         """Cables for simulation: for each device but the last, the cable to the next device."""
+        from fpgapipe.host.build.wires import wire_specs  # packages need no simulator
+
         return wire_specs(self.plan, self.cluster)
 
     @functools.cached_property
@@ -196,7 +197,7 @@ class Build:
         UserError
             If it differs, or there is none.
         """
-        from fpgapipe.sim_tb.native.core_device import device_verilog
+        from fpgapipe.hw.rtl.core_verilog import device_verilog
 
         self.check_hardware()
         for core in dict.fromkeys(self.cores):

@@ -10,7 +10,7 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
-from fpgapipe.sim_tb.native import core_device
+from fpgapipe.hw.rtl import core_verilog
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -33,7 +33,7 @@ def serve() -> None:
     found = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what a tool prints is no Verilog
     for core in pickle.load(sys.stdin.buffer):
-        pickle.dump(core_device.device_verilog(core), found)
+        pickle.dump(core_verilog.device_verilog(core), found)
         found.flush()
 
 
@@ -47,7 +47,7 @@ def verilog_ahead(
     process does it when it is asked.
     """
     if not is_large or len(os.sched_getaffinity(0)) < 2:
-        yield lambda: [core_device.device_verilog(core) for core in cores]
+        yield lambda: [core_verilog.device_verilog(core) for core in cores]
         return
     # Not a fork, which may hang in a process that has threads.
     with subprocess.Popen(
@@ -61,7 +61,7 @@ def verilog_ahead(
                 found = pool.submit(_read, process, cores)
                 try:
                     yield lambda: [
-                        text or core_device.device_verilog(core)
+                        text or core_verilog.device_verilog(core)
                         for text, core in zip(found.result(), cores, strict=True)
                     ]
                 finally:

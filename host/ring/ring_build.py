@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 from fpgapipe.errors import UserError
 from fpgapipe.host.build.build_parts import initial_values
-from fpgapipe.host.build.wires import wire_specs
 from fpgapipe.lowering.ring.ring_program import build_ring
 from fpgapipe.lowering.units.step_options import StepOptions
 from fpgapipe.partition.pricing.machine import lower_plan
@@ -76,6 +75,8 @@ class RingBuild:
         parameters = [self.parameters[model] for model in self.members(group)]
         if backend == "model":
             return ModelDevices(self.groups[group], parameters)
+        from fpgapipe.host.build.wires import wire_specs
+
         wires = wire_specs(self.plan.spread, self.cluster)
         return SimulatorDevices(
             self.groups[group], parameters, memory_specs(self.plan.spread), wires, threads=threads

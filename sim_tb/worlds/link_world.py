@@ -15,10 +15,10 @@ from fpgapipe.cache import cache_dir
 from fpgapipe.closing import Closing
 from fpgapipe.hw.hls_models.spec.link import NUM_CHANNELS, LinkEngineSpec, LinkState
 from fpgapipe.hw.rtl.link.link import EVENTS
+from fpgapipe.hw.rtl.verilog import verilog_of
 from fpgapipe.sim_tb.native.native import DeviceError, NativeDevice, build_native
 from fpgapipe.sim_tb.native.native_library import RawCounts
 from fpgapipe.sim_tb.native.phy import WireCounts, WireSpec
-from fpgapipe.sim_tb.native.verilate import verilog_of
 from fpgapipe.sim_tb.worlds.link_top import LinkTop
 
 _PORT = 0

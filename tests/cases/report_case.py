@@ -39,7 +39,7 @@ def make_build(folder, *, devices=2, board="u280", train=True, change=lambda *de
     plan, graph, cluster = planned(devices, board, train)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
-            "fpgapipe.sim_tb.native.core_device.device_verilog",
+            "fpgapipe.hw.rtl.core_verilog.device_verilog",
             lambda core: "module top; endmodule",
         )
         return write_build(*change(plan, graph), cluster, folder)

@@ -88,7 +88,7 @@ def counting(folder, settings=None, **options):
 def small_build(folder, monkeypatch, *, train=True, schedule="1f1b-as"):
     """A build of it for two devices, its Verilog left out."""
     monkeypatch.setattr(
-        "fpgapipe.sim_tb.native.core_device.device_verilog", lambda core: "module top; endmodule"
+        "fpgapipe.hw.rtl.core_verilog.device_verilog", lambda core: "module top; endmodule"
     )
     return _built(folder, (8, 8), schedule if train else "gpipe", train)
 

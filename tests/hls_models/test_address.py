@@ -13,8 +13,8 @@ from fpgapipe.hw.hls_models.isa.address import BLOCK, Loop, LoopNest, OperandPat
 from fpgapipe.hw.hls_models.isa.gemm_fields import OPERAND, RESULT
 from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec, ScratchpadSpec
 from fpgapipe.hw.rtl.gemm.address import AddressGenerator
+from fpgapipe.hw.rtl.verilog import verilog_of
 from fpgapipe.sim_tb.drivers.simulate import SimulationError, simulate, simulate_verilog
-from fpgapipe.sim_tb.native.verilate import verilog_of
 from fpgapipe.sim_tb.testbenches.tb_address import edge_patterns, random_loop_nest, random_pattern
 
 TESTS = ("matches_model", "loses_no_cycle", "forgets_at_reset")

@@ -9,8 +9,8 @@ from core_cases import some_of
 from fpgapipe.hw.hls_models.model.datapath import ACC_CYCLES, RESULT_CYCLES, DatapathSpec
 from fpgapipe.hw.hls_models.numerics import fp32
 from fpgapipe.hw.rtl.gemm.datapath import GemmDatapath
+from fpgapipe.hw.rtl.verilog import verilog_of
 from fpgapipe.sim_tb.drivers.simulate import SimulationError, simulate, simulate_verilog
-from fpgapipe.sim_tb.native.verilate import verilog_of
 
 TESTS = ("matches_model", "takes_predicted_cycles", "forgets_at_reset")
 ONE = 133

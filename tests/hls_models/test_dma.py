@@ -35,8 +35,8 @@ from fpgapipe.hw.rtl.lib.axi import (
     connect_flat,
     flat_members,
 )
+from fpgapipe.hw.rtl.verilog import verilog_of
 from fpgapipe.sim_tb.drivers.simulate import SimulationError, simulate, simulate_verilog
-from fpgapipe.sim_tb.native.verilate import verilog_of
 
 TESTS = (
     "loads_match_model",

@@ -12,8 +12,8 @@ from core_cases import some_of
 from fpgapipe.hw.hls_models.numerics import fp32
 from fpgapipe.hw.hls_models.numerics.fp32 import SumSpec
 from fpgapipe.hw.rtl.arith.fp32 import Bf16Rounder, Fp32Adder, Fp32Multiplier, SumConverter
+from fpgapipe.hw.rtl.verilog import verilog_of
 from fpgapipe.sim_tb.drivers.simulate import SimulationError, simulate, simulate_verilog
-from fpgapipe.sim_tb.native.verilate import verilog_of
 from fpgapipe.sim_tb.testbenches.tb_fp32 import (
     EDGES,
     pairs_to_add,

@@ -11,8 +11,8 @@ import torch
 from fpgapipe.hw.hls_models.numerics import function as model
 from fpgapipe.hw.hls_models.numerics.function import Function, apply, compute
 from fpgapipe.hw.rtl.arith.function import FunctionUnit
+from fpgapipe.hw.rtl.verilog import verilog_of
 from fpgapipe.sim_tb.drivers.simulate import SimulationError, simulate, simulate_verilog
-from fpgapipe.sim_tb.native.verilate import verilog_of
 from fpgapipe.sim_tb.testbenches.tb_function import operands
 
 NAN = 0x7FC00000

@@ -10,8 +10,8 @@ from core_cases import some_of
 from fpgapipe.hw.hls_models.numerics import mx
 from fpgapipe.hw.hls_models.numerics.mx import MX_BLOCK
 from fpgapipe.hw.rtl.arith.mx import BlockQuantiser, HalfQuantiser
+from fpgapipe.hw.rtl.verilog import verilog_of
 from fpgapipe.sim_tb.drivers.simulate import SimulationError, simulate, simulate_verilog
-from fpgapipe.sim_tb.native.verilate import verilog_of
 from fpgapipe.sim_tb.testbenches.tb_mx import random_blocks
 
 

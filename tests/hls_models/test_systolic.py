@@ -8,8 +8,8 @@ from core_cases import some_of
 
 from fpgapipe.hw.hls_models.spec.systolic import SystolicSpec
 from fpgapipe.hw.rtl.gemm.systolic import SystolicArray
+from fpgapipe.hw.rtl.verilog import verilog_of
 from fpgapipe.sim_tb.drivers.simulate import SimulationError, simulate, simulate_verilog
-from fpgapipe.sim_tb.native.verilate import verilog_of
 
 TESTS = ("matches_model", "takes_predicted_cycles", "forgets_at_reset")
 

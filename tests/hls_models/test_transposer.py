@@ -9,8 +9,8 @@ from core_cases import some_of
 from fpgapipe.hw.hls_models.model.transposer import TransposerSpec
 from fpgapipe.hw.rtl.gemm.narrow_transposer import NarrowTransposer
 from fpgapipe.hw.rtl.gemm.transposer import Transposer
+from fpgapipe.hw.rtl.verilog import verilog_of
 from fpgapipe.sim_tb.drivers.simulate import SimulationError, simulate, simulate_verilog
-from fpgapipe.sim_tb.native.verilate import verilog_of
 
 TESTS = ("matches_model", "loses_no_cycle", "waits_for_its_reader", "forgets_at_reset")
 

@@ -21,6 +21,8 @@ from fpgapipe.host.build.build_parts import initial_values
 from fpgapipe.host.build.device_file import DEVICE, IMAGE, PROGRAM, read_device
 from fpgapipe.hw.hls_models.isa.instructions import encode
 from fpgapipe.hw.hls_models.spec.core_spec import NoRoom
+from fpgapipe.hw.rtl import core_verilog
+from fpgapipe.hw.rtl.core_verilog import device_verilog
 from fpgapipe.lowering.lower import build_pipeline
 from fpgapipe.lowering.units.step_options import StepOptions, scalar_bits
 from fpgapipe.network.initial_values import initial_parameters
@@ -31,8 +33,6 @@ from fpgapipe.partition.plan import Plan
 from fpgapipe.partition.pricing.machine import price_plan
 from fpgapipe.partition.pricing.plan_cores import core_specs
 from fpgapipe.partition.schedule.schedule_kinds import make_schedule
-from fpgapipe.sim_tb.native import core_device
-from fpgapipe.sim_tb.native.core_device import device_verilog
 
 MIXED = Path(__file__).parents[2] / "examples/clusters/vcu118-vcu129-chain.yaml"
 
@@ -40,7 +40,7 @@ MIXED = Path(__file__).parents[2] / "examples/clusters/vcu118-vcu129-chain.yaml"
 @pytest.fixture(autouse=True)
 def _quick_verilog(monkeypatch):
     """Verilog of a core takes seconds; most tests only need some text for it."""
-    monkeypatch.setattr(core_device, "device_verilog", lambda core: f"module top; // {core}\n")
+    monkeypatch.setattr(core_verilog, "device_verilog", lambda core: f"module top; // {core}\n")
 
 
 def write(folder, devices=2, **fields):
@@ -53,7 +53,7 @@ def whole(tmp_path_factory):
     """A build of two devices that no test changes."""
     folder = tmp_path_factory.mktemp("builds") / "whole"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(core_device, "device_verilog", lambda core: f"module top; // {core}\n")
+        patch.setattr(core_verilog, "device_verilog", lambda core: f"module top; // {core}\n")
         write(folder)
     return folder
 
@@ -211,7 +211,7 @@ def test_values_of_the_network_are_taken(tmp_path):
 
 @pytest.mark.slow
 def test_the_verilog_is_that_of_the_simulator(tmp_path, monkeypatch):
-    monkeypatch.setattr(core_device, "device_verilog", device_verilog)
+    monkeypatch.setattr(core_verilog, "device_verilog", device_verilog)
     build = write(tmp_path / "b", devices=1)
     (path,) = (tmp_path / "b" / "hardware").glob("*.v")
     assert path.read_text() == device_verilog(build.cores[0])
@@ -564,7 +564,7 @@ def test_a_layer_that_does_not_fit_gets_a_larger_scratchpad(fits, why, cli, monk
         return write_build(plan, *args, **options)
 
     monkeypatch.setattr(build, "write_build", write)
-    monkeypatch.setattr(core_device, "device_verilog", lambda core: "module top; endmodule")
+    monkeypatch.setattr(core_verilog, "device_verilog", lambda core: "module top; endmodule")
     options = ("--board", "u280", "--array", "8x8", "--batch", "8", "-o", tmp_path / "b")
     code, _, err = cli("build", *options)
     assert all(after == 2 * before for before, after in pairwise(sizes))

@@ -19,13 +19,13 @@ from fpgapipe.host.build.build import open_build, write_build
 from fpgapipe.host.report.pages.page import write_report
 from fpgapipe.host.runtime.runtime import RunOptions, open_backend
 from fpgapipe.hw.hls_models.isa.instructions import encode
+from fpgapipe.hw.rtl import core_verilog
 from fpgapipe.network.zoo.layers import Network
-from fpgapipe.sim_tb.native import core_device
 
 
 @pytest.fixture(autouse=True)
 def _quick_verilog(monkeypatch):
-    monkeypatch.setattr(core_device, "device_verilog", lambda core: f"module top; // {core}\n")
+    monkeypatch.setattr(core_verilog, "device_verilog", lambda core: f"module top; // {core}\n")
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +33,7 @@ def whole(tmp_path_factory):
     """A build of two devices that no test changes."""
     folder = tmp_path_factory.mktemp("builds") / "whole"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(core_device, "device_verilog", lambda core: f"module top; // {core}\n")
+        patch.setattr(core_verilog, "device_verilog", lambda core: f"module top; // {core}\n")
         write_build(*plan_of(2), folder)
     return folder
 

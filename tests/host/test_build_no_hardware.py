@@ -4,7 +4,7 @@ import pytest
 
 from fpgapipe.errors import UserError
 from fpgapipe.host.build.build import open_build
-from fpgapipe.sim_tb.native import core_device
+from fpgapipe.hw.rtl import core_verilog
 
 
 @pytest.fixture
@@ -12,7 +12,7 @@ def folder(cli, tmp_path, monkeypatch):
     def elaborated(core):
         raise AssertionError("hardware is elaborated")
 
-    monkeypatch.setattr(core_device, "device_verilog", elaborated)
+    monkeypatch.setattr(core_verilog, "device_verilog", elaborated)
     folder = tmp_path / "build"
     command = ("build", "--board", "u280", "--devices", 2, "--batch", 8, "--micro-batches", 2)
     code, out, _ = cli(*command, "--no-hardware", "-o", folder)

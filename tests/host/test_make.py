@@ -10,8 +10,8 @@ from fpgapipe import UserError
 from fpgapipe.host.make import build as making
 from fpgapipe.host.make.run import Asked
 from fpgapipe.hw.hls_models.spec.core_spec import NoRoom
+from fpgapipe.hw.rtl import core_verilog
 from fpgapipe.network.load import load_network
-from fpgapipe.sim_tb.native import core_device
 
 CHAIN = ("--board", "u280", "--devices", 2)
 SMALL = (*CHAIN, "--array", "8x8", "--batch", 8)
@@ -68,7 +68,7 @@ def test_a_python_user_gets_a_larger_scratchpad_for_a_layer_that_does_not_fit(
         return write_build(plan, *args, **options)
 
     monkeypatch.setattr(making, "write_build", write)
-    monkeypatch.setattr(core_device, "device_verilog", lambda core: "module top; endmodule")
+    monkeypatch.setattr(core_verilog, "device_verilog", lambda core: "module top; endmodule")
     built = fpgapipe.build("digits-cnn", chain, tmp_path / "b", batch=8, array=(8, 8), verify=False)
     assert sizes[1:] == [2 * sizes[0]]
     assert built.build.plan == fpgapipe.open_build(tmp_path / "b").plan

@@ -91,7 +91,7 @@ def test_a_cache_that_cannot_be_written_is_found_before_the_work(
     monkeypatch.setenv("FPGAPIPE_CACHE", str(tmp_path / "file"))
     for module in (
         "fpgapipe.sim_tb.worlds.link_world.verilog_of",
-        "fpgapipe.sim_tb.native.core_device.device_verilog",
+        "fpgapipe.hw.rtl.core_verilog.device_verilog",
     ):
         monkeypatch.setattr(module, None)
     code, _, err = cli(*command)

@@ -14,9 +14,9 @@ from fpgapipe.host.ring.ring_training import RingTrainer, train_alone
 from fpgapipe.host.ring.shards import shards_of
 from fpgapipe.host.runtime.divergence import Diverged
 from fpgapipe.host.runtime.settings import Settings
+from fpgapipe.hw.rtl import core_verilog
 from fpgapipe.network.zoo.layers import Network
 from fpgapipe.partition.strategies.plan_ring import plan_ring
-from fpgapipe.sim_tb.native import core_device
 
 BATCH = 4
 
@@ -169,7 +169,7 @@ def test_a_plan_for_a_number_of_samples(cli, tmp_path):
 
 def test_a_run_on_the_command_line(cli, tmp_path, monkeypatch):
     # Elaboration takes half a minute; the simulated ring has the real text.
-    monkeypatch.setattr(core_device, "device_verilog", lambda core: "module top();")
+    monkeypatch.setattr(core_verilog, "device_verilog", lambda core: "module top();")
     rng = np.random.default_rng(0)
     np.savez(
         tmp_path / "few.npz",

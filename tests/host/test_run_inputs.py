@@ -37,7 +37,7 @@ def built(folder, *, train=True):
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
     monkeypatch.setattr(
-        "fpgapipe.sim_tb.native.core_device.device_verilog", lambda core: "module top; endmodule"
+        "fpgapipe.hw.rtl.core_verilog.device_verilog", lambda core: "module top; endmodule"
     )
     monkeypatch.chdir(tmp_path)
     built(tmp_path / "b")
@@ -105,7 +105,7 @@ def test_data_that_do_not_fit(folder, tmp_path, cli):
 
 def test_inference(tmp_path, monkeypatch, cli):
     monkeypatch.setattr(
-        "fpgapipe.sim_tb.native.core_device.device_verilog", lambda core: "module top; endmodule"
+        "fpgapipe.hw.rtl.core_verilog.device_verilog", lambda core: "module top; endmodule"
     )
     monkeypatch.chdir(tmp_path)
     build = built(tmp_path / "b", train=False)

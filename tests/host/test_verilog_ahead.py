@@ -11,7 +11,7 @@ from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec
 
 @pytest.fixture
 def cores(monkeypatch):
-    found = verilog_ahead.core_device
+    found = verilog_ahead.core_verilog
     monkeypatch.setattr(found, "device_verilog", lambda core: f"core of {core.rows} rows")
     return [CoreSpec(rows, 8) for rows in (8, 16)]
 

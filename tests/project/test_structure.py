@@ -48,6 +48,8 @@ LIBRARIES = {
     "host.package": {"amaranth", "litedram", "litex", "migen", "numpy"},
     "host.transports": {"numpy", "litex", "pynq"},
 }
+NEED_OTHERS = {"host.build.wires", "host.package.litex_soc"}
+"""Modules that are imported where the simulator, or LiteX, is at work."""
 BENCHES = "host.bench"
 MAY_BENCH = {f"host.cli.commands.bench_{name}" for name in ("cluster", "core", "link")}
 
@@ -164,6 +166,20 @@ def test_production_code_imports_no_benchmark():
             continue
         for name in imports(tree, checked=True):
             assert not name.startswith(("bench", f"fpgapipe.{BENCHES}")), f"{module}: {name}"
+
+
+def test_builds_and_packages_need_no_simulator():
+    """Verilog is made in hw/rtl, so what becomes a bitstream loads nothing of sim_tb."""
+    rooms = ("host.package.", "host.build.", "host.driver.")
+    modules = [name for name, _ in sources() if name.startswith(rooms)]
+    wanted = [f"fpgapipe.{name}" for name in modules if name not in NEED_OTHERS]
+    script = (
+        "import importlib, sys\n"
+        f"for name in {wanted}: importlib.import_module(name)\n"
+        "print([name for name in sys.modules if name.startswith('fpgapipe.sim_tb')])\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == ("[]\n", "")
 
 
 def imports_in_functions(tree):

@@ -31,13 +31,13 @@ from fpgapipe.hw.hls_models.model.core import CoreError, CoreModel
 from fpgapipe.hw.hls_models.model.sequencer import SequencerSpec, check
 from fpgapipe.hw.hls_models.numerics.element_format import BF16, FP32
 from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec, ScratchpadSpec, VectorSpec
+from fpgapipe.hw.rtl.core_verilog import device_verilog
 from fpgapipe.hw.rtl.device import Device
+from fpgapipe.hw.rtl.verilog import verilog_of
 from fpgapipe.lowering.products.conv import PASSES, ConvSpec
 from fpgapipe.lowering.products.conv_parts import Formats, Tiling
 from fpgapipe.sim_tb.drivers.axi_memory import DECERR, SLVERR
 from fpgapipe.sim_tb.drivers.simulate import SimulationError, simulate_verilog
-from fpgapipe.sim_tb.native.core_device import device_verilog
-from fpgapipe.sim_tb.native.verilate import verilog_of
 
 TWO = CoreSpec(
     4, 4, num_engines=2, acc_depth=64, scratchpad=ScratchpadSpec(4, 1 << 12),

@@ -26,11 +26,11 @@ from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec, ScratchpadSpec
 from fpgapipe.hw.hls_models.spec.link import LinkEngineSpec, LinkState
 from fpgapipe.hw.hls_models.spec.link_clock import METER_CYCLES, clock_ratio
 from fpgapipe.hw.rtl.device import Device
+from fpgapipe.hw.rtl.verilog import verilog_of
 from fpgapipe.sim_tb.cluster.cluster import Cluster
 from fpgapipe.sim_tb.cluster.cluster_nodes import Node, cable
 from fpgapipe.sim_tb.native.native import NativeDevice, StallError, build_native
 from fpgapipe.sim_tb.native.phy import WireSpec
-from fpgapipe.sim_tb.native.verilate import verilog_of
 
 LINK = LinkEngineSpec(phy_bytes=16, frame_words=4, slots=(4, 4, 2))
 CORE = CoreSpec(

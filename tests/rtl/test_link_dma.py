@@ -29,8 +29,8 @@ from fpgapipe.hw.rtl.dma.store import StoreEngine
 from fpgapipe.hw.rtl.lib.axi import ReadArbiter, WriteArbiter, connect_flat, flat_members
 from fpgapipe.hw.rtl.lib.queue import issue_layout
 from fpgapipe.hw.rtl.link.link_beats import word_layout
+from fpgapipe.hw.rtl.verilog import verilog_of
 from fpgapipe.sim_tb.drivers.simulate import SimulationError, simulate, simulate_verilog
-from fpgapipe.sim_tb.native.verilate import verilog_of
 from fpgapipe.sim_tb.worlds.whole_words import join_words, split_words
 
 TESTS = (

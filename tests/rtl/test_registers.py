@@ -11,8 +11,8 @@ from fpgapipe.hw.hls_models.model.registers import Kind, RegisterMap
 from fpgapipe.hw.hls_models.spec.core_spec import VERSION, CoreSpec, ScratchpadSpec, VectorSpec
 from fpgapipe.hw.hls_models.spec.link import LinkEngineSpec
 from fpgapipe.hw.rtl.control.registers import Registers
+from fpgapipe.hw.rtl.verilog import verilog_of
 from fpgapipe.sim_tb.drivers.simulate import SimulationError, simulate_verilog
-from fpgapipe.sim_tb.native.verilate import verilog_of
 
 TESTS = (
     "keeps_what_is_written",

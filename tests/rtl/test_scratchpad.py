@@ -8,8 +8,8 @@ from core_cases import some_of
 
 from fpgapipe.hw.hls_models.spec.core_spec import ScratchpadSpec
 from fpgapipe.hw.rtl.dma.scratchpad import ReadPort, Scratchpad, ScratchpadPorts, WritePort
+from fpgapipe.hw.rtl.verilog import verilog_of
 from fpgapipe.sim_tb.drivers.simulate import SimulationError, simulate, simulate_verilog
-from fpgapipe.sim_tb.native.verilate import verilog_of
 
 TESTS = ("matches_model", "streams_side_by_side", "forgets_reads_at_reset")
 CORE = ScratchpadPorts(ScratchpadSpec(4, 256), 3, 2, frozenset({0}), frozenset({2}))

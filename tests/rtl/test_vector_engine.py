@@ -27,8 +27,8 @@ from fpgapipe.hw.hls_models.numerics.function import Function
 from fpgapipe.hw.hls_models.numerics.mx import BLOCK_BYTES, MX_BLOCK
 from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec, ScratchpadSpec, VectorSpec
 from fpgapipe.hw.rtl.vector.vector_engine import VectorEngine
+from fpgapipe.hw.rtl.verilog import verilog_of
 from fpgapipe.sim_tb.drivers.simulate import SimulationError, simulate_verilog
-from fpgapipe.sim_tb.native.verilate import verilog_of
 from fpgapipe.sim_tb.testbenches.tb_mx import random_blocks
 
 TESTS = (

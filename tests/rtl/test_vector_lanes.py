@@ -14,8 +14,8 @@ from fpgapipe.hw.hls_models.cycles.vector_cycles import (
 )
 from fpgapipe.hw.hls_models.spec.core_spec import VectorSpec
 from fpgapipe.hw.rtl.vector.vector_lanes import VectorLanes
+from fpgapipe.hw.rtl.verilog import verilog_of
 from fpgapipe.sim_tb.drivers.simulate import SimulationError, simulate, simulate_verilog
-from fpgapipe.sim_tb.native.verilate import verilog_of
 
 TESTS = ("matches_model", "takes_predicted_cycles", "forgets_at_reset")
 

@@ -11,9 +11,9 @@ from amaranth.lib.wiring import In, Out
 from fpgapipe.hw.hls_models.spec.core_spec import ScratchpadSpec
 from fpgapipe.hw.rtl.arith.fp32 import Fp32Adder
 from fpgapipe.hw.rtl.dma.scratchpad import Scratchpad, ScratchpadPorts
+from fpgapipe.hw.rtl.verilog import verilog_of
 from fpgapipe.sim_tb.drivers.simulate import simulate_verilog
 from fpgapipe.sim_tb.native.clock_enable import clock_enable
-from fpgapipe.sim_tb.native.verilate import verilog_of
 
 MOVED = {"only", "lower", "upper"}
 KEPT = {"both", "shown", "always", "enabling", "asked"}

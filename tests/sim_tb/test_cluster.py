@@ -23,11 +23,11 @@ from link_designs import (
     load_on_wire,
 )
 
+from fpgapipe.hw.rtl.verilog import verilog_of
 from fpgapipe.sim_tb.cluster.cluster import Cluster
 from fpgapipe.sim_tb.cluster.cluster_nodes import Connection, Node, cable
 from fpgapipe.sim_tb.native.native import DeviceError, NativeDevice, StallError, build_native
 from fpgapipe.sim_tb.native.phy import Wire, WireSpec
-from fpgapipe.sim_tb.native.verilate import verilog_of
 
 pytestmark = pytest.mark.sim
 

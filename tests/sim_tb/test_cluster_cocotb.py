@@ -44,6 +44,7 @@ from fpgapipe.hw.hls_models.model.registers import RegisterMap
 from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec, ScratchpadSpec
 from fpgapipe.hw.hls_models.spec.link import LinkEngineSpec
 from fpgapipe.hw.rtl.device import Device
+from fpgapipe.hw.rtl.verilog import verilog_of
 from fpgapipe.sim_tb.cluster.cluster_job import (
     ClusterJob,
     JobNode,
@@ -61,7 +62,6 @@ from fpgapipe.sim_tb.drivers.simulate import SimulationError
 from fpgapipe.sim_tb.drivers.timed_memory import MemoryTiming
 from fpgapipe.sim_tb.native.native import DeviceError
 from fpgapipe.sim_tb.native.phy import WireSpec
-from fpgapipe.sim_tb.native.verilate import verilog_of
 
 pytestmark = pytest.mark.sim
 

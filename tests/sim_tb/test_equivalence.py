@@ -8,10 +8,10 @@ import pytest
 from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec, ScratchpadSpec, VectorSpec
 from fpgapipe.hw.hls_models.spec.link import LinkEngineSpec
 from fpgapipe.hw.rtl.device import Device
+from fpgapipe.hw.rtl.verilog import verilog_of
 from fpgapipe.sim_tb.formal.equivalence import modules_of, prove_equal
 from fpgapipe.sim_tb.formal.formal import ProofError, missing_tools
 from fpgapipe.sim_tb.native.clock_enable import clock_enable
-from fpgapipe.sim_tb.native.verilate import verilog_of
 
 SMALL = CoreSpec(4, 4, acc_depth=64, scratchpad=ScratchpadSpec(2, 1 << 12), bus_bytes=16)
 LARGE = CoreSpec(

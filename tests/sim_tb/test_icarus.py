@@ -9,9 +9,9 @@ from fpgapipe.errors import UserError
 from fpgapipe.hw.hls_models.spec.systolic import SystolicSpec
 from fpgapipe.hw.rtl.arith.fp32 import Fp32Adder
 from fpgapipe.hw.rtl.gemm.systolic import SystolicArray
+from fpgapipe.hw.rtl.verilog import verilog_of
 from fpgapipe.sim_tb.drivers.icarus import missing_for_icarus
 from fpgapipe.sim_tb.drivers.simulate import SimulationError, simulate, simulate_verilog
-from fpgapipe.sim_tb.native.verilate import verilog_of
 
 installed = pytest.mark.skipif(
     bool(missing_for_icarus()), reason=missing_for_icarus() or "is there"

@@ -6,9 +6,9 @@ import pytest
 
 from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec, ScratchpadSpec, VectorSpec
 from fpgapipe.hw.hls_models.spec.link import LinkEngineSpec
+from fpgapipe.hw.rtl.core_verilog import device_verilog
 from fpgapipe.sim_tb.native import native_library
 from fpgapipe.sim_tb.native.clock_enable import clock_enable
-from fpgapipe.sim_tb.native.core_device import device_verilog
 from fpgapipe.sim_tb.native.idle_clocks import idle_clocks
 from fpgapipe.sim_tb.native.native import DeviceError, NativeDevice, build_native
 from fpgapipe.sim_tb.substitutes.lockstep import Driven, lockstep_top

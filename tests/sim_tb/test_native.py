@@ -11,6 +11,7 @@ import native_designs as designs
 import numpy as np
 import pytest
 
+from fpgapipe.hw.rtl.verilog import verilog_of
 from fpgapipe.sim_tb.native import native_library, waves
 from fpgapipe.sim_tb.native.native import (
     DeviceError,
@@ -19,7 +20,6 @@ from fpgapipe.sim_tb.native.native import (
     build_native,
     native_speed,
 )
-from fpgapipe.sim_tb.native.verilate import verilog_of
 from fpgapipe.sim_tb.native.waves import WaveFormat, fst_fault, possible_format
 
 TARGET = 1 << 19

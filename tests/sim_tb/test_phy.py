@@ -16,9 +16,9 @@ from link_designs import (
     load_on_wire,
 )
 
+from fpgapipe.hw.rtl.verilog import verilog_of
 from fpgapipe.sim_tb.native.native import DeviceError, NativeDevice, build_native
 from fpgapipe.sim_tb.native.phy import Beat, Random, Wire, WireCounts, WireSpec, beats_of, bytes_of
-from fpgapipe.sim_tb.native.verilate import verilog_of
 
 
 @pytest.fixture(scope="module")

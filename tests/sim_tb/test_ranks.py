@@ -11,11 +11,11 @@ from launchers import mpiexec
 from link_designs import DIGEST, FAULT, FAULTS, RECEIVED, SENDS, STEP, UNTIL, LinkDesign
 from test_cluster import BAD_WIRE, mesh
 
+from fpgapipe.hw.rtl.verilog import verilog_of
 from fpgapipe.sim_tb.cluster.cluster import Cluster
 from fpgapipe.sim_tb.cluster.cluster_nodes import Node
 from fpgapipe.sim_tb.cluster.ranks import Interrupted, RankedCluster
 from fpgapipe.sim_tb.native.native import DeviceError, NativeDevice, StallError, build_native
-from fpgapipe.sim_tb.native.verilate import verilog_of
 
 pytestmark = pytest.mark.sim
 

@@ -14,8 +14,8 @@ from fpgapipe.hw.rtl.dma.scratchpad import Scratchpad, ScratchpadPorts
 from fpgapipe.hw.rtl.gemm.datapath import GemmDatapath
 from fpgapipe.hw.rtl.gemm.operand import OperandReader
 from fpgapipe.hw.rtl.vector.vector_lanes import VectorLanes
+from fpgapipe.hw.rtl.verilog import verilog_of
 from fpgapipe.sim_tb.native.native import DeviceError, NativeDevice, build_native
-from fpgapipe.sim_tb.native.verilate import verilog_of
 from fpgapipe.sim_tb.substitutes.lockstep import Driven, lockstep_top
 from fpgapipe.sim_tb.substitutes.simulation import Simulation, chosen_simulation
 from fpgapipe.sim_tb.substitutes.substitution import BLOCKS, substitute
