@@ -43,8 +43,7 @@ from fpgapipe.boards.address import Address
 from fpgapipe.host.backends.devices import DeviceBackend
 from fpgapipe.host.build.build import Build, open_build
 from fpgapipe.host.cli.main import main as command_line
-from fpgapipe.host.driver.devices import Devices
-from fpgapipe.host.driver.transport import Transport
+from fpgapipe.host.driver.transport import Limits, Transport
 from fpgapipe.host.transports import opening
 from fpgapipe.host.transports.agent_server import DeviceAgent, Served
 from fpgapipe.host.transports.modelled import ModelledCluster, ModelledTransport
@@ -62,8 +61,8 @@ STEPS, BREAKS_AT = 5, 3
 LIMIT_S = 60.0
 """Seconds in which a command has to end."""
 
-STALL_S, LINK_S = 1.0, 0.5
-"""Seconds after which the driver gives up a run without progress, and a link that stays down."""
+LIMITS = Limits(link=0.5, stall=1.0)
+"""How long the driver waits for a link and for progress, seconds."""
 
 ONES = 0xFFFFFFFF
 PAGE = 4096
@@ -393,11 +392,10 @@ def prepared(build: Build, kind: Kind | None, agents: Sequence[Any]) -> None:
     original = DeviceBackend.__init__
 
     def made(self: DeviceBackend, *arguments: Any, **options: Any) -> None:
-        original(self, *arguments, stall_s=STALL_S, **options)
+        original(self, *arguments, limits=LIMITS, **options)
         card.devices = self.devices
 
     DeviceBackend.__init__ = made  # type: ignore[method-assign]
-    Devices.links_up.__defaults__ = (LINK_S,)
     opening.OPENED["xdma"] = opened
     pair = Keys(Path("agent.pem"), Path("agent.key")).pair() if agents else ()
     accesses = threading.Lock()  # of all cards, since models run together

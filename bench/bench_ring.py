@@ -78,16 +78,19 @@ def streamed(build: RingBuild, shard_bytes: int, *, simulate: bool) -> dict[str,
         images.append(image)
     devices = SimulatedDevices(
         core_specs(build.plan.spread),
-        images,
+        [image.size for image in images],
         memory_specs(build.plan.spread),
         Placement.chain(DEVICES).wires,
         wire_specs(build.plan.spread, build.cluster),
         threads=2,
     )
     try:
+        devices.load(images)
+        devices.links_up()
         cycles = devices.run([entry] * DEVICES, [scalar_bits()] * DEVICES)
         for number, (place,) in enumerate(places):
-            after = devices.memories[(number + 1) % DEVICES]
+            after = devices.drivers[(number + 1) % DEVICES].memory
+            assert after is not None
             sent = images[number][place.begin : place.end]
             assert np.array_equal(after[place.begin : place.end], sent), "a shard is damaged"
     finally:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, cast
 
 from fpgapipe.host.backends.base import Backend
 from fpgapipe.host.driver.core_driver import CoreDriver
-from fpgapipe.host.driver.devices import STALL_LIMIT_S, Devices
+from fpgapipe.host.driver.devices import Devices
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -15,19 +15,45 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from fpgapipe.host.backends.base import Values
-    from fpgapipe.host.driver.transport import Transport
+    from fpgapipe.host.driver.transport import Limits, Transport
     from fpgapipe.lowering.program.pipeline import PipelineProgram
 
 
 class DriverBackend(Backend):
     """Runs programs on devices, simulated or not, through their driver.
 
+    Before the first step the devices are checked, loaded, and their links brought up.
+
+    Parameters
+    ----------
+    pipeline : PipelineProgram
+    parameters : mapping of str to array
+        Initial parameters.
+    devices : Devices
+        One for each part of the pipeline; they are closed with the backend, and if a check fails.
+
     Attributes
     ----------
     devices : Devices
     """
 
-    devices: Devices
+    def __init__(self, pipeline: PipelineProgram, parameters: Values, devices: Devices) -> None:
+        super().__init__(pipeline)
+        self.devices = devices
+        try:
+            for driver in devices.drivers:
+                driver.check_identity()
+            devices.abort()  # a host that died may have left programs that run
+            for driver, part, image in zip(
+                devices.drivers, pipeline.parts, pipeline.images(parameters), strict=True
+            ):
+                driver.load(image, part.entry, part.instructions)
+            devices.links_up()
+        except BaseException:
+            devices.close()
+            raise
+        # A memory of a device is read and written by slices, as an array is.
+        self.memories = [cast("NDArray[np.uint8]", driver.memory) for driver in devices.drivers]
 
     def close(self) -> None:
         """See `Backend`; memories that are not simulated can no longer be read."""
@@ -45,8 +71,6 @@ class DriverBackend(Backend):
 class DeviceBackend(DriverBackend):
     """Runs programs on boards.
 
-    Before the first step the devices are checked, loaded, and their links brought up.
-
     Parameters
     ----------
     pipeline : PipelineProgram
@@ -58,8 +82,8 @@ class DeviceBackend(DriverBackend):
         Names of the devices in messages.
     name : str, optional
         Name of the backend; by default that of the first transport.
-    stall_s : float
-        Seconds without progress after which a run has stalled.
+    limits : Limits, optional
+        How long to wait for devices; by default those of the first transport.
     """
 
     def __init__(
@@ -70,27 +94,12 @@ class DeviceBackend(DriverBackend):
         names: Sequence[str] | None = None,
         *,
         name: str | None = None,
-        stall_s: float = STALL_LIMIT_S,
+        limits: Limits | None = None,
     ) -> None:
-        super().__init__(pipeline)
         self.name = name or transports[0].name  # type: ignore[misc]
         names = names or [f"device {part.index}" for part in pipeline.parts]
         drivers = [
             CoreDriver(name, part.core, transport)
             for name, part, transport in zip(names, pipeline.parts, transports, strict=True)
         ]
-        self.devices = Devices(drivers, pipeline.wiring, stall_s=stall_s)
-        try:
-            for driver in drivers:
-                driver.check_identity()
-            self.devices.abort()  # a host that died may have left programs that run
-            for driver, part, image in zip(
-                drivers, pipeline.parts, pipeline.images(parameters), strict=True
-            ):
-                driver.load(image, part.entry, part.instructions)
-            self.devices.links_up()
-        except BaseException:
-            self.devices.close()
-            raise
-        # A memory of a device is read and written by slices, as an array is.
-        self.memories = [cast("NDArray[np.uint8]", driver.memory) for driver in drivers]
+        super().__init__(pipeline, parameters, Devices(drivers, pipeline.wiring, limits=limits))

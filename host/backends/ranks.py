@@ -1,8 +1,8 @@
 """Several processes that do the work of one command: ``mpirun -n 4 fpgapipe run``.
 
-Rank 0 does what one process does alone; it has the command line, all files, and copies of all
-memories. The other ranks `serve` it: they simulate their devices whenever rank 0 does, and do jobs
-that rank 0 shares out (`fpgapipe.jobs`).
+Rank 0 does what one process does alone; it has the command line, all files, and the driver of all
+devices. The other ranks `serve` it: they simulate their devices whenever rank 0 does, read and
+write their memories, and do jobs that rank 0 shares out (`fpgapipe.jobs`).
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
 
     from fpgapipe.jobs import Pool
+    from fpgapipe.sim_tb.cluster.ranks import RankedCluster
 
 Result = TypeVar("Result")
 
@@ -99,12 +100,11 @@ def on_all_ranks(command: Callable[[], int]) -> int:
 
 def serve(comm: Any) -> None:
     """Do what rank 0 tells this rank, to the end of its command."""
-    from fpgapipe.host.backends.ranked_devices import RankedDevices
-    from fpgapipe.sim_tb.cluster.ranks import Interrupted
+    from fpgapipe.host.transports.shared_cluster import ranked_cluster
 
     # Rank 0 says when to stop; a launcher sends signals to all.
     _on_signals(signal.SIG_IGN)
-    devices: RankedDevices | None = None
+    cluster: RankedCluster | None = None
     try:
         while True:
             name, arguments = hear(comm)
@@ -114,11 +114,11 @@ def serve(comm: Any) -> None:
                 with rare_collections(), _executor(comm):
                     continue
             # Errors of this kind are raised on all ranks alike, and rank 0 reports them.
-            with contextlib.suppress(UserError, Interrupted):
+            with contextlib.suppress(UserError):
                 if name == "create":
-                    devices = RankedDevices(comm, **arguments)
+                    cluster = ranked_cluster(comm, *arguments)
                 else:
-                    getattr(devices, name)(*arguments)
+                    getattr(cluster, name)(*arguments)
     except BaseException as error:
         let_launcher_end(error)
         print(f"rank {comm.rank} has failed:", file=sys.stderr)

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from fpgapipe.errors import UserError
 from fpgapipe.host.backends.snapshot import PAGE_BYTES, Pages, RunStopped, Snapshot
 from fpgapipe.host.driver.core_driver import CoreDriver
 from fpgapipe.host.driver.devices import Devices
-from fpgapipe.host.transports.simulated import SimulatedTransport
-from fpgapipe.sim_tb.cluster.cluster import Cluster
-from fpgapipe.sim_tb.cluster.core_nodes import cables, core_node
-from fpgapipe.sim_tb.native.core_device import device_blocks
+from fpgapipe.host.transports.shared_cluster import SharedCluster
+from fpgapipe.host.transports.simulated import LIMITS, SimulatedTransport, simulated_cluster
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -20,25 +19,26 @@ if TYPE_CHECKING:
 
     from fpgapipe.hw.hls_models.cycles.core_cycles import MemorySpec
     from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec
+    from fpgapipe.sim_tb.cluster.cluster import Cluster
     from fpgapipe.sim_tb.native.phy import WireSpec
     from fpgapipe.sim_tb.native.waves import WaveWindow
     from fpgapipe.sim_tb.substitutes.simulation import Simulation
 
     End = tuple[int, int]
 
-LINK_UP_CYCLES = 20_000
-"""Cycles in which the two ends of each link must have established the link."""
-
 
 class SimulatedDevices(Devices):
-    """Devices simulated in lock-step; equal cores share one compiled simulator.
+    """Devices simulated in lock-step, driven as boards are.
+
+    What a simulation has besides: its cycles are those of the clock that all devices share, its
+    state can be kept in the middle of a run, and waves can be recorded.
 
     Parameters
     ----------
     cores : sequence of CoreSpec
         Core of each device.
-    images : iterable of uint8 array
-        Initial memory of each device.
+    memory_bytes : sequence of int
+        Size of each device's memory.
     memories : sequence of MemorySpec
         Speed of each device's memory.
     wiring : sequence of pairs of (device, link)
@@ -51,13 +51,14 @@ class SimulatedDevices(Devices):
         Whether blocks are simulated in C++, as for `chosen_simulation`.
     waves : WaveWindow, optional
         Waves to record in the first run.
+    comm : mpi4py.MPI.Comm, optional
+        Ranks that share the devices; this is rank 0 (`fpgapipe.host.backends.ranks`).
 
     Attributes
     ----------
-    blocks : Blocks
-        How the blocks of the first device are simulated.
-    memories : list of uint8 arrays
-    cluster : Cluster
+    cluster : Cluster or SharedCluster
+    local : Cluster or None
+        The same cluster, if all of it is in this process.
     runs : int
         Number of runs that have ended.
     """
@@ -65,7 +66,7 @@ class SimulatedDevices(Devices):
     def __init__(
         self,
         cores: Sequence[CoreSpec],
-        images: Iterable[NDArray[np.uint8]],
+        memory_bytes: Sequence[int],
         memories: Sequence[MemorySpec],
         wiring: Sequence[tuple[End, End]],
         wires: Sequence[WireSpec],
@@ -73,117 +74,99 @@ class SimulatedDevices(Devices):
         threads: int | None = None,
         simulation: Simulation | None = None,
         waves: WaveWindow | None = None,
+        comm: Any = None,
     ) -> None:
-        self.blocks = device_blocks(cores[0], simulation)
-        designs, nodes, kept = [], [], []
-        for number, (core, image, behind) in enumerate(zip(cores, images, memories, strict=True)):
-            recorded = waves.format if waves and waves.device == number else None
-            design, node = core_node(number, core, image.size, behind, simulation, recorded)
-            node.device.memory[:] = image
-            designs.append(design)
-            nodes.append(node)
-            kept.append(node.device.memory)
-        cluster = Cluster(nodes, cables(wiring, wires), threads=threads)
-        self._come_up(cluster, cores, wiring, kept, designs, waves)
-
-    def _come_up(
-        self,
-        cluster: Cluster,
-        cores: Sequence[CoreSpec],
-        wiring: Sequence[tuple[End, End]],
-        memories: list[NDArray[np.uint8]],
-        designs: Sequence[str],
-        waves: WaveWindow | None = None,
-    ) -> None:
-        """Drive the devices of a cluster, and bring their links up."""
+        what = (cores, memory_bytes, memories, wiring, wires)
+        self.cluster: Cluster | SharedCluster
+        self.local: Cluster | None = None
+        self._designs: tuple[str, ...] = ()
+        if comm is None:
+            self.local, self._designs = simulated_cluster(
+                *what, threads=threads, simulation=simulation, waves=waves
+            )
+            self.cluster = self.local
+        else:
+            if waves:
+                raise UserError("waves are recorded by one process; leave mpirun out")
+            self.cluster = SharedCluster(comm, *what, threads, simulation)
         drivers = [
-            CoreDriver(f"device {number}", core, SimulatedTransport(cluster, number, memory))
-            for number, (core, memory) in enumerate(zip(cores, memories, strict=True))
+            CoreDriver(f"device {number}", core, SimulatedTransport(self.cluster, number, size))
+            for number, (core, size) in enumerate(zip(cores, memory_bytes, strict=True))
         ]
-        for driver, memory in zip(drivers, memories, strict=True):
-            driver.reserve(memory.size)
         super().__init__(drivers, wiring)
-        self.cluster, self.memories = cluster, memories
-        self._designs, self._waves = tuple(designs), waves
+        self._waves = waves
         self._begin: int | None = None
         self.runs = 0
-        self.links_up()
 
-    def links_up(self, limit_cycles: float = LINK_UP_CYCLES) -> None:
-        """See `Devices`; the limit is in cycles, as each look at a link takes some."""
-        last = self.cluster.cycle + limit_cycles
-        self._links_up(lambda: self.cluster.cycle <= last, f"{limit_cycles:,.0f} cycles")
+    def load(self, images: Iterable[NDArray[np.uint8]]) -> None:
+        """Write all memories, whose programs must be for memory that begins at 0."""
+        for driver, image in zip(self.drivers, images, strict=True):
+            driver.reserve(image.size)[:] = image
 
-    def run(
-        self,
-        entries: Sequence[int],
-        scalars: Sequence[Sequence[int]],
-        progress: Callable[[int], object] | None = None,
-    ) -> int:
-        """Run a program on each device; return the cycles until the last one has ended.
-
-        See `Devices`. After `KeyboardInterrupt` and `RunStopped` the programs are not aborted:
-        `snapshot` has all that `go_on` needs.
-        """
-        self._prepare(entries, scalars)
-        begin = self.cluster.cycle
-        if waves := self._waves:
+    def _start(self) -> None:
+        self._begin = self.cluster.cycle
+        if (waves := self._waves) and self.local:
             self._waves = None
-            begins, ends = begin + waves.begin, begin + waves.end
-            self.cluster.save_waves(waves.device, waves.path, begins, ends)
-        self._start()
-        return self._to_the_end(begin, progress)
-
-    def _to_the_end(self, begin: int, progress: Callable[[int], object] | None) -> int:
-        self._begin = begin
-        try:
-            self._run_cluster(progress and (lambda now: progress(now.cycle - begin)))
-        except BaseException as error:
-            # After an interrupt the devices stand between two rounds and could go on.
-            if not isinstance(error, KeyboardInterrupt | RunStopped):
-                self._begin = None
-            raise
-        self._begin = None
+            begins, ends = self._begin + waves.begin, self._begin + waves.end
+            self.local.save_waves(waves.device, waves.path, begins, ends)
         for driver in self.drivers:
-            driver.check_end()
-        ends = self.cluster.irq_cycles()
-        self.runs += 1
-        return max(end for end in ends if end is not None) - begin
+            driver.start()
 
-    def _run_cluster(self, progress: Callable[[Any], object] | None) -> None:
-        self.cluster.run(progress=progress)
+    def _cycles(self) -> int:
+        """Cycles from the start of the first device to the end of the last, or to now."""
+        assert self._begin is not None, "programs were started"
+        ends = [end for end in self.cluster.irq_cycles() if end is not None]
+        all_have_ended = len(ends) == len(self.drivers)
+        return (max(ends) if all_have_ended else self.cluster.cycle) - self._begin
+
+    def _broken_off(self, error: BaseException) -> None:
+        """Leave programs that could go on as they are, so that `snapshot` can keep them."""
+        if not isinstance(error, KeyboardInterrupt | RunStopped):
+            super()._broken_off(error)
+
+    def _to_the_end(
+        self, begin: Callable[[], object], progress: Callable[[int], object] | None
+    ) -> int:
+        cycles = super()._to_the_end(begin, progress)
+        self._begin = None
+        self.runs += 1
+        return cycles
+
+    def abort(self) -> None:
+        """See `Devices`; what was run can not be kept any more."""
+        self._begin = None
+        super().abort()
 
     def snapshot(self) -> Snapshot | None:
         """The simulation in the middle of a run, between two windows; None if no run is begun.
 
         It may be taken by `progress`, or after `run` was ended by `KeyboardInterrupt` or
-        `RunStopped`.
+        `RunStopped`. Several processes take none.
         """
-        if self._begin is None:
+        if self._begin is None or self.local is None:
             return None
         return Snapshot(
             self._designs,
-            self.cluster.cycle,
+            self.local.cycle,
             self._begin,
             self.runs,
-            self.cluster.state(),
-            tuple(Pages.of(memory) for memory in self.memories),
+            self.local.state(),
+            tuple(Pages.of(node.device.memory) for node in self.local.nodes),
         )
 
     def go_on(self, snapshot: Snapshot, progress: Callable[[int], object] | None = None) -> int:
         """Go on with a run from a snapshot to its end; returns the cycles of the whole run."""
-        snapshot.put_memories(self.memories)
-        self.cluster.set_state(snapshot.states)
-        self.runs = snapshot.runs
-        return self._to_the_end(snapshot.begin, progress)
+        assert self.local is not None, "it fits"
+        snapshot.put_memories([node.device.memory for node in self.local.nodes])
+        self.local.set_state(snapshot.states)
+        self.runs, self._begin = snapshot.runs, snapshot.begin
+        return self._to_the_end(lambda: self.cluster.begin(round(LIMITS.stall)), progress)
 
     def fits(self, snapshot: Snapshot) -> bool:
         """Whether a snapshot is of the same simulators, with memories of the same size."""
-        return snapshot.designs == self._designs and all(
-            not pages.numbers.size or pages.numbers[-1] < memory.size // PAGE_BYTES
-            for pages, memory in zip(snapshot.memories, self.memories, strict=True)
+        if self.local is None or snapshot.designs != self._designs:
+            return False
+        return all(
+            not pages.numbers.size or pages.numbers[-1] < node.device.memory.size // PAGE_BYTES
+            for pages, node in zip(snapshot.memories, self.local.nodes, strict=True)
         )
-
-    def close(self) -> None:
-        """End the simulation; the memories can still be read."""
-        self.cluster.close()

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from fpgapipe.errors import UserError
 from fpgapipe.host.backends.devices import DriverBackend
 from fpgapipe.host.backends.simulated_devices import SimulatedDevices
-from fpgapipe.host.backends.snapshot import Pages
 from fpgapipe.hw.hls_models.cycles.core_cycles import MemorySpec
+from fpgapipe.sim_tb.native.core_device import device_blocks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -59,41 +58,18 @@ class SimulatorBackend(DriverBackend):
         waves: WaveWindow | None = None,
         comm: Any = None,
     ) -> None:
-        super().__init__(pipeline)
-        parts = pipeline.parts
-        cores = [part.core for part in parts]
-        speeds = [memory] * len(parts) if isinstance(memory, MemorySpec) else list(memory)
-        if comm is None:
-            self.devices = SimulatedDevices(
-                cores,
-                pipeline.images(parameters),
-                speeds,
-                pipeline.wiring,
-                wires,
-                threads=threads,
-                simulation=simulation,
-                waves=waves,
-            )
-        else:
-            if waves:
-                raise UserError("waves are recorded by one process; leave mpirun out")
-            from fpgapipe.host.backends.ranked_devices import RankedDevices
-
-            images = list(pipeline.images(parameters))
-            self.devices = RankedDevices(
-                comm,
-                [image.size for image in images],
-                cores,
-                speeds,
-                pipeline.wiring,
-                wires,
-                threads=threads,
-                simulation=simulation,
-            )
-            for mine, image in zip(self.devices.memories, images, strict=True):
-                Pages.of(image).put(mine)
-        self.simulation = str(self.devices.blocks)
-        self.memories, self.cluster = self.devices.memories, self.devices.cluster
+        cores = [part.core for part in pipeline.parts]
+        speeds = [memory] * len(cores) if isinstance(memory, MemorySpec) else list(memory)
+        sizes = [part.memory_bytes for part in pipeline.parts]
+        devices = SimulatedDevices(
+            *(cores, sizes, speeds, pipeline.wiring, wires),
+            threads=threads,
+            simulation=simulation,
+            waves=waves,
+            comm=comm,
+        )
+        super().__init__(pipeline, parameters, devices)
+        self.simulation = str(device_blocks(cores[0], simulation))
         self._pending: Snapshot | None = None
 
     def shares_done(self) -> list[float]:
@@ -103,7 +79,7 @@ class SimulatorBackend(DriverBackend):
             # The counter goes on from run to run, modulo 2^32; the instruction END is not counted.
             total = max(len(part.instructions) - 1, 1)
             before = self.devices.runs * total
-            counted = self.cluster.progress_of(number).get("INSTRUCTIONS", before) - before
+            counted = self.devices.cluster.progress_of(number).get("INSTRUCTIONS", before) - before
             done = (counted + (1 << 31)) % (1 << 32) - (1 << 31)
             found.append(min(max(done / total, 0.0), 1.0))
         return found

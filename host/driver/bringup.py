@@ -147,7 +147,7 @@ class Bringup:
             Instruction(Opcode.END, (1,)),
         ]
         wanted = self._load(driver, program, begin, size)
-        Devices([driver], []).run([0], [[]])
+        Devices([driver], [], limits=self._devices.limits).run([0], [[]])
         assert driver.memory is not None, "memory was checked"
         wrong = np.flatnonzero(driver.memory[end : end + size] != wanted)
         if wrong.size:
@@ -160,7 +160,8 @@ class Bringup:
     def _link(self, pair: tuple[End, End]) -> str:
         """Bring a link up, and send packets each way while its counters are watched."""
         drivers = [self._devices.drivers[number] for number, _ in pair]
-        joined = Devices(drivers, [((0, pair[0][1]), (1, pair[1][1]))])
+        wiring = [((0, pair[0][1]), (1, pair[1][1]))]
+        joined = Devices(drivers, wiring, limits=self._devices.limits)
         joined.abort()  # and parts of packets
         try:
             joined.links_up()

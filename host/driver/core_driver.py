@@ -9,8 +9,7 @@ import numpy as np
 from fpgapipe.errors import UserError
 from fpgapipe.host.driver.device_memory import DeviceMemory
 from fpgapipe.hw.hls_models.model.core_protocol import (
-    DeviceStopped,
-    check_program,
+    error_text,
     prepare_program,
     progress_counters,
 )
@@ -274,49 +273,43 @@ class CoreDriver:
         self.command("CONTROL", "start")
 
     def has_ended(self) -> bool:
-        """Whether the program has ended, well or not."""
-        status = self._sane("STATUS")
-        return not status & self.registers["STATUS"].field("running").mask
-
-    def check_end(self) -> None:
-        """Check that the program has ended, and ended well.
+        """Whether the program has ended, and ended well.
 
         Raises
         ------
         DeviceFault
             If it ended in an error, was aborted, or never started.
         """
-        status = self._sane("STATUS")
-        try:
-            check_program(self.transport.read_register, self.registers)
-        except DeviceStopped as error:
-            raise self.fault(str(error)) from None
-        if not status & self.registers["STATUS"].field("done").mask:
+        status, fields = self._sane("STATUS"), self.registers["STATUS"]
+        if status & fields.field("running").mask:
+            return False
+        if status & fields.field("error").mask:
+            raise self.fault(error_text(self.transport.read_register, self.registers))
+        if not status & fields.field("done").mask:
             raise self.fault(
                 "no program runs and none has ended: it was aborted, the core was reset, or the "
                 "command to start did not arrive"
             )
+        return True
 
     def abort(self) -> None:
         """End the program at once; what it has written stays."""
         self.command("CONTROL", "abort")
 
-    def progress(self) -> tuple[int, ...]:
-        """Lower halves of the counters that rise only while the core makes progress."""
+    def progressed(self) -> float:
+        """Time (`Transport.now`) at which the core was last seen to make progress."""
         names = progress_counters(self.registers)
-        return tuple(
-            self.transport.read_registers([self.registers.offset(f"{name}_LO") for name in names])
-        )
+        return self.transport.progressed([self.registers.offset(f"{name}_LO") for name in names])
 
     def state(self) -> list[str]:
-        """What the core does at this moment, in words; see `CoreState`."""
+        """What the device does at this moment, in words; see `CoreState`."""
         at, program = self.memory.program if self.memory else (0, b"")
         state = CoreState(
             self.registers,
             self.transport.read_register,
             lambda entry: program if entry == at else b"",
         )
-        return list(state.lines())
+        return [*self.transport.state(), *state.lines()]
 
     def _sane(self, register: str) -> int:
         """Read a register with fields, whose other bits are 0 unless the device is gone."""

@@ -13,17 +13,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from fpgapipe.host.driver.core_driver import CoreDriver
+    from fpgapipe.host.driver.transport import Limits
 
     End = tuple[int, int]
 
-LINK_LIMIT_S = 10.0
-"""Seconds in which both ends of a link must find each other."""
-
-STALL_LIMIT_S = 10.0
-"""Seconds without progress of any device after which a run has stalled."""
-
 SLICE_S = 0.25
-"""Seconds from one look at the progress to the next."""
+"""Most seconds of the host from one look at the progress to the next."""
 
 HINTS = {
     LinkState.OFF: "it was not turned on",
@@ -44,8 +39,12 @@ class Devices:
     drivers : sequence of CoreDriver
     wiring : sequence of pairs of (device, link)
         Pairs of link ends that are joined.
-    stall_s : float
-        Seconds without progress after which a run has stalled.
+    limits : Limits, optional
+        How long to wait for devices; by default those of the first device's transport.
+
+    Attributes
+    ----------
+    drivers, wiring, limits
     """
 
     def __init__(
@@ -53,9 +52,12 @@ class Devices:
         drivers: Sequence[CoreDriver],
         wiring: Sequence[tuple[End, End]],
         *,
-        stall_s: float = STALL_LIMIT_S,
+        limits: Limits | None = None,
     ) -> None:
-        self.drivers, self.wiring, self._stall_s = tuple(drivers), tuple(wiring), stall_s
+        self.drivers, self.wiring = tuple(drivers), tuple(wiring)
+        self._way = self.drivers[0].transport  # its time is that of all
+        self.limits = limits or self._way.limits
+        self._before: list[int] = []
         self._at_first: dict[tuple[End, End], int] = {}
 
     def close(self) -> None:
@@ -72,7 +74,7 @@ class Devices:
         """Values of all counters of each device, which go on from program to program."""
         return [driver.counters() for driver in self.drivers]
 
-    def links_up(self, limit_s: float = LINK_LIMIT_S) -> None:
+    def links_up(self) -> None:
         """Enable both ends of all links, and wait until the links are up.
 
         Raises
@@ -80,28 +82,20 @@ class Devices:
         DeviceFault
             If one does not come up in time; the error says how far it came at both ends.
         """
-        last_s = time.monotonic() + limit_s
-
-        def waits() -> bool:
-            time.sleep(0.001)
-            return time.monotonic() <= last_s
-
-        self._links_up(waits, f"{limit_s:g} s")
-
-    def _links_up(self, waits: Callable[[], bool], limit: str) -> None:
-        """Enable all links, and look at them until they are up or `waits` says that time is up."""
         for number, link in self.ends:
             self.drivers[number].enable_link(link, 1 + 4 * number + link)
+        last = self._way.now() + self.limits.link
         for pair in self.wiring:
             while True:
                 states = [self.drivers[number].link_state(link) for number, link in pair]
                 if states == [LinkState.UP, LinkState.UP]:
                     break
-                if LinkState.MISMATCH in states or not waits():
-                    raise self._down(pair, states, limit)
+                if LinkState.MISMATCH in states or self._way.now() > last:
+                    raise self._down(pair, states)
+                time.sleep(self.limits.look_s)
         self._at_first = self._under_way()
 
-    def _down(self, pair: Sequence[End], states: Sequence[LinkState], limit: str) -> DeviceFault:
+    def _down(self, pair: Sequence[End], states: Sequence[LinkState]) -> DeviceFault:
         lines = [
             f"link {link} of {self.drivers[number].name} is {state.name}"
             + (f": {HINTS[state]}" if state in HINTS else "")
@@ -109,6 +103,7 @@ class Devices:
             for (number, link), state in zip(pair, states, strict=True)
         ]
         first, second = (self.drivers[number].name for number, _ in pair)
+        limit = self.limits.said(self.limits.link)
         return DeviceFault(
             f"the link between {first} and {second} did not come up in {limit}\n" + "\n".join(lines)
         )
@@ -132,57 +127,64 @@ class Devices:
         scalars : sequence of sequence of int
             Contents of the scalar registers of each device.
         progress : callable, optional
-            Function that is called now and then with the cycles so far.
+            Function that is called now and then, and at the end, with the cycles so far.
 
         Raises
         ------
         DeviceFault
-            If a device stops with an error, or no device makes progress for `stall_s`. The error
+            If a device stops with an error, or no device makes progress for too long. The error
             says what each device does; all programs are aborted.
         TransportError
             If a device cannot be reached any more. The error says what the others do.
         """
-        self._prepare(entries, scalars)
-        before = [driver.read_pair("CYCLES") for driver in self.drivers]
+        for driver, entry, values in zip(self.drivers, entries, scalars, strict=True):
+            driver.prepare(entry, values)
+        return self._to_the_end(self._start, progress)
+
+    def _start(self) -> None:
+        """Start all programs that were prepared."""
+        self._before = [driver.read_pair("CYCLES") for driver in self.drivers]
+        for driver in self.drivers:
+            driver.start()
+
+    def _to_the_end(
+        self, begin: Callable[[], object], progress: Callable[[int], object] | None
+    ) -> int:
+        """Let programs begin, and wait for their ends, as `run` does; return their cycles."""
         try:
-            self._start()
-            self._wait(lambda: progress and progress(self._cycles(before)))
-            return self._cycles(before)
+            begin()
+            self._wait(lambda: progress and progress(self._cycles()))
+            return self._cycles()
         except (DeviceFault, TransportError) as fault:
             states = self.states()
             self.abort()
             raise type(fault)(f"{fault}\n{states}") from None
-        except BaseException:
-            self.abort()
+        except BaseException as error:
+            self._broken_off(error)
             raise
 
-    def _prepare(self, entries: Sequence[int], scalars: Sequence[Sequence[int]]) -> None:
-        """Write the registers that each device's program needs."""
-        for driver, entry, values in zip(self.drivers, entries, scalars, strict=True):
-            driver.prepare(entry, values)
+    def _broken_off(self, error: BaseException) -> None:
+        """Do what is to be done with programs whose run an error has broken off: abort them."""
+        self.abort()
 
-    def _start(self) -> None:
-        """Start all programs that were prepared."""
-        for driver in self.drivers:
-            driver.start()
-
-    def _cycles(self, before: Sequence[int]) -> int:
-        pairs = zip(self.drivers, before, strict=True)
+    def _cycles(self) -> int:
+        """Cycles of the programs so far."""
+        pairs = zip(self.drivers, self._before, strict=True)
         return max(driver.read_pair("CYCLES") - begin for driver, begin in pairs)
 
     def _wait(self, on_slice: Callable[[], object]) -> None:
         """Wait until all programs have ended, as long as there is progress."""
-        seen: list[tuple[int, ...]] = []
-        moved_s = time.monotonic()
-        slice_s = min(SLICE_S, self._stall_s)
-        while not self.drivers[0].transport.wait(self._over, slice_s):
+        stall = self.limits.stall
+        moved = self._way.now()
+        while True:
+            is_over = self._way.wait(self._over, min(SLICE_S, stall))
             on_slice()
-            now = [driver.progress() for driver in self.drivers]
-            if now != seen:
-                seen, moved_s = now, time.monotonic()
-            elif time.monotonic() - moved_s >= self._stall_s:
-                lines = [f"no device has made progress for {self._stall_s:g} s", *self._lost()]
-                raise DeviceFault("\n".join(lines))
+            if is_over:
+                return
+            moved = max(moved, *(driver.progressed() for driver in self.drivers))
+            if self._way.now() - moved >= stall:
+                what = f"no device has made progress for {self.limits.said(stall)}"
+                raise DeviceFault("\n".join([what, *self._lost()]))
 
     def _lost(self) -> list[str]:
         """Links on which frames have not arrived since they came up.
@@ -216,10 +218,7 @@ class Devices:
 
     def _over(self) -> bool:
         """Whether all programs have ended; raises as soon as one has not ended well."""
-        ended = [driver.has_ended() for driver in self.drivers]
-        for driver, is_over in zip(self.drivers, ended, strict=True):
-            if is_over:
-                driver.check_end()
+        ended = [driver.has_ended() for driver in self.drivers]  # also those behind one that runs
         return all(ended)
 
     def states(self) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from abc import abstractmethod
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from fpgapipe.closing import Closing
@@ -27,6 +28,32 @@ class TransportError(UserError):
     """A device could not be reached, or an access to it failed."""
 
 
+@dataclass(frozen=True)
+class Limits:
+    """How long a driver waits for devices, in the time of their transport (`Transport.now`).
+
+    Attributes
+    ----------
+    link : float
+        Time in which both ends of a link must find each other.
+    stall : float
+        Time without progress of any device after which a run has stalled.
+    unit : str
+        Unit of time, for messages.
+    look_s : float
+        Pause between two looks at a link, seconds of the host.
+    """
+
+    link: float = 10.0
+    stall: float = 10.0
+    unit: str = "s"
+    look_s: float = 0.001
+
+    def said(self, time: float) -> str:
+        """A time with its unit."""
+        return f"{time:,g} {self.unit}"
+
+
 class Transport(Closing):
     """Access to one device; a context manager, which closes it.
 
@@ -37,9 +64,14 @@ class Transport(Closing):
     ----------
     name : str
         Name of the kind of transport in the command line.
+    limits : Limits
+        How long a driver waits for the device unless it is told otherwise.
     """
 
     name: ClassVar[str]
+    limits: Limits = Limits()
+    _seen: tuple[int, ...] = ()
+    _changed: float = 0.0
 
     @abstractmethod
     def close(self) -> None:
@@ -127,6 +159,21 @@ class Transport(Closing):
     def pause(self, pause_s: float) -> None:
         """Let time pass, at most until the next interrupt; `wait` does so between two looks."""
         time.sleep(pause_s)
+
+    def now(self) -> float:
+        """Time that has passed for the device, in the unit of `limits`, from any beginning."""
+        return time.monotonic()
+
+    def progressed(self, counters: Sequence[int]) -> float:
+        """Time (`now`) at which counters, given by their offsets, were last seen to change."""
+        values = tuple(self.read_registers(counters))
+        if values != self._seen:
+            self._seen, self._changed = values, self.now()
+        return self._changed
+
+    def state(self) -> list[str]:
+        """What can be said of the device without its registers, for errors."""
+        return []
 
 
 class BoardTransport(Transport):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal, cast
 
 from fpgapipe.closing import Closing
 from fpgapipe.hw.hls_models.model.cluster import run_cluster
@@ -124,10 +124,16 @@ class SimulatorDevices(RingDevices):
         from fpgapipe.host.backends.simulated_devices import SimulatedDevices
 
         cores = [ring.core] * ring.num_devices
+        images = ring.images(parameters)
         self._devices = SimulatedDevices(
-            cores, ring.images(parameters), memories, ring.wiring, wires, threads=threads
+            cores, [each.size for each in images], memories, ring.wiring, wires, threads=threads
         )
-        self.memories = self._devices.memories
+        self._devices.load(images)
+        self._devices.links_up()
+        # A memory of a device is read and written by slices, as an array is.
+        self.memories = [
+            cast("NDArray[np.uint8]", driver.memory) for driver in self._devices.drivers
+        ]
 
     def close(self) -> None:
         """See `RingDevices`."""

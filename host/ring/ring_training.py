@@ -324,7 +324,8 @@ class RingTrainer:
 
     def _difference(self, done: int, devices: Sequence[RingDevices]) -> str:
         one, other = devices
-        for number, (mine, its) in enumerate(zip(one.memories, other.memories, strict=True)):
+        for number, memories in enumerate(zip(one.memories, other.memories, strict=True)):
+            mine, its = map(np.asarray, memories)
             if not np.array_equal(mine, its):
                 at = int(np.flatnonzero(mine != its)[0])
                 return (

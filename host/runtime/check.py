@@ -227,7 +227,8 @@ def first_difference(
     """Compare the memories of all devices; return the difference that was computed first."""
     ranks = task_ranks([part.tasks for part in pipeline.parts])
     best: tuple[tuple[int, int], DeviceProgram, str, int, int] | None = None
-    for part, one, other in zip(pipeline.parts, *memories, strict=True):
+    for part, *pair in zip(pipeline.parts, *memories, strict=True):
+        one, other = map(np.asarray, pair)  # a device's memory is read once
         if np.array_equal(one, other):
             continue
         differing = np.flatnonzero(one != other)

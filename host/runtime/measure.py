@@ -433,7 +433,8 @@ def measure(
     )
     predicted = timing.cluster.cycles
     with SimulatorBackend(pipeline, parameters, memories, wires, threads=threads) as backend:
-        cluster = backend.cluster
+        cluster = backend.devices.local
+        assert cluster is not None, "it is not shared with other processes"
         cores = [part.core for part in pipeline.parts]
         before = backend.counters()
         seen = {number: watched(core) for number, core in enumerate(cores) if core.links}

@@ -18,7 +18,6 @@ from fpgapipe.errors import UserError
 from fpgapipe.files import read_bytes, write_whole
 from fpgapipe.host.backends.model import ModelBackend
 from fpgapipe.host.backends.ranks import communicator
-from fpgapipe.host.backends.snapshot import Pages
 from fpgapipe.host.build.build import MANIFEST, MAX_MANIFEST_BYTES
 from fpgapipe.host.runtime.check import Check, ExactCheck
 from fpgapipe.host.runtime.evaluation import Inference, filled_batches, found_of, num_right, rated
@@ -442,7 +441,7 @@ def _train(
                 exact = [check.backend] if isinstance(check, ExactCheck) else []
                 for each in (backend, *exact):
                     for mine, memory in zip(each.memories, model.memories, strict=True):
-                        Pages.of(memory).put(mine)
+                        mine[:] = memory
                 logger.info("from here on it is simulated, with the bytes of the model's memories")
                 source = result = None
     if source and not result:

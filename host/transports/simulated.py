@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
-import time
 from typing import TYPE_CHECKING
 
 from fpgapipe.host.driver.allocation import Allocation
-from fpgapipe.host.driver.transport import Transport
+from fpgapipe.host.driver.transport import Limits, Transport
 from fpgapipe.sim_tb.cluster.cluster import Cluster
+from fpgapipe.sim_tb.cluster.cluster_library import Reason
 from fpgapipe.sim_tb.cluster.core_nodes import cables, core_node
-from fpgapipe.sim_tb.native.native import StallError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -18,15 +16,17 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from fpgapipe.host.transports.shared_cluster import SharedCluster
     from fpgapipe.hw.hls_models.cycles.core_cycles import MemorySpec
     from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec
     from fpgapipe.sim_tb.native.phy import WireSpec
+    from fpgapipe.sim_tb.native.waves import WaveWindow
+    from fpgapipe.sim_tb.substitutes.simulation import Simulation
 
     End = tuple[int, int]
 
-
-class _SliceIsOver(Exception):
-    """The time of a wait is over; the devices stand between two rounds and can go on."""
+LIMITS = Limits(link=20_000, stall=200_000, unit="cycles", look_s=0.0)
+"""How long a driver waits for simulated devices, in cycles; each look at a link takes some."""
 
 
 class SimulatedTransport(Transport):
@@ -34,23 +34,25 @@ class SimulatedTransport(Transport):
 
     Parameters
     ----------
-    cluster : Cluster
+    cluster : Cluster or SharedCluster
         Cluster, all of whose devices run whenever one of them is accessed or waited for.
     number : int
         Number of the device.
-    memory : uint8 array
-        Memory of the device.
+    memory_bytes : int
+        Size of the device's memory.
     base : int
         Address at which memory is given out, a multiple of 4096.
     """
 
     name = "sim"
+    limits = LIMITS
 
     def __init__(
-        self, cluster: Cluster, number: int, memory: NDArray[np.uint8], base: int = 0
+        self, cluster: Cluster | SharedCluster, number: int, memory_bytes: int, base: int = 0
     ) -> None:
-        self._cluster, self._number, self._memory = cluster, number, memory
-        self._free = Allocation(base, self._memory.size)
+        self._cluster, self._number = cluster, number
+        self._free = Allocation(base, memory_bytes)
+        cluster.begin(round(LIMITS.stall))
 
     def close(self) -> None:
         """End the simulation of the whole cluster."""
@@ -58,11 +60,19 @@ class SimulatedTransport(Transport):
 
     def read_register(self, offset: int) -> int:
         """See `Transport`."""
-        return self._cluster.read_register(self._number, offset)
+        return self.read_registers([offset])[0]
 
     def write_register(self, offset: int, value: int) -> None:
         """See `Transport`."""
-        self._cluster.write_register(self._number, offset, value)
+        self.write_registers([(offset, value)])
+
+    def read_registers(self, offsets: Sequence[int]) -> list[int]:
+        """See `Transport`."""
+        return self._cluster.read_registers(self._number, offsets)
+
+    def write_registers(self, values: Sequence[tuple[int, int]]) -> None:
+        """See `Transport`."""
+        self._cluster.write_registers(self._number, values)
 
     def allocate(self, size_bytes: int) -> int:
         """See `Transport`."""
@@ -70,28 +80,85 @@ class SimulatedTransport(Transport):
 
     def write(self, address: int, data: NDArray[np.uint8]) -> None:
         """See `Transport`."""
-        self._memory[address : address + data.size] = data
+        self._cluster.write_memory(self._number, address, data)
 
     def read(self, address: int, size_bytes: int) -> NDArray[np.uint8]:
         """See `Transport`."""
-        return self._memory[address : address + size_bytes].copy()
+        return self._cluster.read_memory(self._number, address, size_bytes)
 
     def wait(self, ended: Callable[[], bool], limit_s: float) -> bool:
-        """Run all devices until their interrupts are high; see `Transport`."""
-        self.pause(limit_s)
-        return ended()
+        """Run all devices until their interrupts are high; see `Transport`.
+
+        The devices are looked at only then, and when nothing moves any more: how fast this machine
+        is decides in which cycle the seconds are over, and must not decide in which cycle a
+        register is read.
+        """
+        return self._cluster.go(limit_s) is not Reason.TIME and ended()
 
     def pause(self, pause_s: float) -> None:
         """Run all devices until their interrupts are high; see `Transport`."""
-        last_s = time.monotonic() + pause_s
+        self._cluster.go(pause_s)
 
-        def look(_: object) -> None:
-            if time.monotonic() > last_s:
-                raise _SliceIsOver
+    def now(self) -> float:
+        """The present cycle."""
+        return self._cluster.cycle
 
-        # After a stall, the driver finds out from the counters that there is no progress.
-        with contextlib.suppress(StallError, _SliceIsOver):
-            self._cluster.run(progress=look)
+    def progressed(self, counters: Sequence[int]) -> float:
+        """Last cycle in which something moved in any device, of which the simulator keeps count."""
+        return self._cluster.moved
+
+    def state(self) -> list[str]:
+        """Present cycle, interrupt and memory bus."""
+        return [f"cycle {self._cluster.cycle:,}", *self._cluster.described(self._number)]
+
+
+def simulated_cluster(
+    cores: Sequence[CoreSpec],
+    memory_bytes: Sequence[int],
+    memories: Sequence[MemorySpec],
+    wiring: Sequence[tuple[End, End]],
+    wires: Sequence[WireSpec],
+    *,
+    threads: int | None = None,
+    simulation: Simulation | None = None,
+    waves: WaveWindow | None = None,
+) -> tuple[Cluster, tuple[str, ...]]:
+    """Make a cluster of simulated devices; equal cores share one compiled simulator.
+
+    Parameters
+    ----------
+    cores : sequence of CoreSpec
+        Core of each device.
+    memory_bytes : sequence of int
+        Size of each device's memory, a multiple of 4096.
+    memories : sequence of MemorySpec
+        Speed of each device's memory.
+    wiring : sequence of pairs of (device, link)
+        Pairs of link ends that are connected.
+    wires : sequence of WireSpec
+        Cable of each pair.
+    threads : int, optional
+        Number of threads, as for `Cluster`.
+    simulation : Simulation, optional
+        Whether blocks are simulated in C++, as for `chosen_simulation`.
+    waves : WaveWindow, optional
+        Waves that can be recorded.
+
+    Returns
+    -------
+    Cluster
+    tuple of str
+        Identities of the devices' simulators, as `core_node` returns them.
+    """
+    made = [
+        core_node(
+            *(number, *each, simulation),
+            waves.format if waves and waves.device == number else None,
+        )
+        for number, each in enumerate(zip(cores, memory_bytes, memories, strict=True))
+    ]
+    cluster = Cluster([node for _, node in made], cables(wiring, wires), threads=threads)
+    return cluster, tuple(design for design, _ in made)
 
 
 def simulated_transports(
@@ -106,26 +173,15 @@ def simulated_transports(
 
     Parameters
     ----------
-    cores : sequence of CoreSpec
-        Core of each device.
-    memory_bytes : sequence of int
-        Size of each device's memory, a multiple of 4096.
-    memories : sequence of MemorySpec
-        Speed of each device's memory.
-    wiring : sequence of pairs of (device, link)
-        Pairs of link ends that are connected.
-    wires : sequence of WireSpec
-        Cable of each pair.
+    cores, memory_bytes, memories, wiring, wires
+        As for `simulated_cluster`.
     bases : sequence of int, optional
         Address at which each device gives out memory; 0 by default.
     """
-    bases = bases or [0] * len(cores)
-    nodes = [
-        core_node(number, *each)[1]
-        for number, each in enumerate(zip(cores, memory_bytes, memories, strict=True))
-    ]
-    cluster = Cluster(nodes, cables(wiring, wires))
+    cluster, _ = simulated_cluster(cores, memory_bytes, memories, wiring, wires)
     return [
-        SimulatedTransport(cluster, number, node.device.memory, base)
-        for number, (node, base) in enumerate(zip(nodes, bases, strict=True))
+        SimulatedTransport(cluster, number, size, base)
+        for number, (size, base) in enumerate(
+            zip(memory_bytes, bases or [0] * len(cores), strict=True)
+        )
     ]

@@ -27,7 +27,7 @@ from fpgapipe.sim_tb.cluster.sampling import (
     Watcher,
     low_halves,
 )
-from fpgapipe.sim_tb.cluster.stall import explain
+from fpgapipe.sim_tb.cluster.stall import described, explain
 from fpgapipe.sim_tb.native.native import (
     DeviceError,
     StallError,
@@ -149,6 +149,7 @@ class Cluster(Closing):
             self.window_cycles, round_cycles, self.threads,
         )  # fmt: skip
         self._samplers: list[Sampler | Watcher] = []
+        self._stall_cycles = 0
         self._sample_cycles = 0
         for number, node in enumerate(self.nodes):
             if node.registers:
@@ -221,10 +222,21 @@ class Cluster(Closing):
         cycle: int = self._library.fpgapipe_cluster_cycle(self._open())
         return cycle
 
+    @property
+    def moved(self) -> int:
+        """Last cycle in which a run found that something had moved, or which `begin` began it in.
+
+        See `run` for what counts.
+        """
+        cycle: int = self._library.fpgapipe_cluster_moved(self._open())
+        return cycle
+
     def write_register(
         self, number: int, address: int, value: int, *, max_cycles: int = 1000
     ) -> None:
         """Write 32 bits to a register of a node; all devices run until the node responds.
+
+        The cycles of a stall are counted from here, as `begin` does.
 
         Raises
         ------
@@ -234,10 +246,20 @@ class Cluster(Closing):
         """
         check_value(value)
         self._access(number, address, value, True, max_cycles)
+        self.begin(self._stall_cycles)
 
     def read_register(self, number: int, address: int, *, max_cycles: int = 1000) -> int:
         """Read a register of 32 bits; runs and raises as `write_register` does."""
         return self._access(number, address, 0, False, max_cycles)
+
+    def read_registers(self, number: int, addresses: Sequence[int]) -> list[int]:
+        """Read registers of a node one after the other."""
+        return [self.read_register(number, address) for address in addresses]
+
+    def write_registers(self, number: int, values: Sequence[tuple[int, int]]) -> None:
+        """Write registers of a node, pairs of address and value, one after the other."""
+        for address, value in values:
+            self.write_register(number, address, value)
 
     def _access(self, number: int, address: int, value: int, write: bool, max_cycles: int) -> int:
         check_address(address)
@@ -310,37 +332,56 @@ class Cluster(Closing):
             raise ValueError("a cluster that does not wait for irq needs a number of cycles")
         if stall_cycles is not None and stall_cycles < 2000:
             raise ValueError(f"stall_cycles must be at least 2000, not {stall_cycles}")
-        handle = self._open()
-        self._check()
+        self.begin((stall_cycles or 0) if until_irq else 0)
         begin, begin_s = self.cycle, time.perf_counter()
         expected = expected_cycles or max_cycles
         most = _MAX_CYCLES if max_cycles is None else max_cycles
-        self._library.fpgapipe_cluster_begin(handle, stall_cycles if until_irq else 0)
         reason = Reason.TIME
-        try:
-            while reason is Reason.TIME:
-                left = most - (self.cycle - begin)
-                reason = Reason(
-                    self._library.fpgapipe_cluster_run(handle, left, until_irq, progress_s)
-                )
-                self._check()
-                if progress:
-                    progress(progress_of_run(self.cycle, begin, begin_s, expected))
-        finally:
-            for sampler in self._samplers:
-                sampler.collect(self._library, handle)
-            for node in self.nodes:
-                node.device.flush_waves()
+        while reason is Reason.TIME:
+            left = most - (self.cycle - begin)
+            reason = self._slice(left, until_irq, progress_s)
+            if progress:
+                progress(progress_of_run(self.cycle, begin, begin_s, expected))
         if reason is Reason.STALLED:
             raise self._stalled(f"nothing has moved for {stall_cycles} cycles")
         if until_irq and reason is Reason.CYCLES:
             raise self._stalled(f"not all interrupts came within {max_cycles} cycles")
         return self.cycle - begin
 
-    def begin(self, stall_cycles: int) -> None:
-        """Begin a run that `advance` goes through, and count the cycles of a stall from here."""
+    def _slice(self, cycles: int, until_irq: bool, seconds: float) -> Reason:
+        """Run for some cycles and seconds at most; returns the reason of the end."""
+        handle = self._open()
+        reason = Reason(self._library.fpgapipe_cluster_run(handle, cycles, until_irq, seconds))
+        for sampler in self._samplers:
+            sampler.collect(self._library, handle)
+        for node in self.nodes:
+            node.device.flush_waves()
         self._check()
+        return reason
+
+    def begin(self, stall_cycles: int) -> None:
+        """Begin a run that `go` or `advance` goes through; a stall's cycles are counted from here.
+
+        The run has stalled when nothing has moved for `stall_cycles`; 0 means no limit.
+        """
+        self._check()
+        self._stall_cycles = stall_cycles
         self._library.fpgapipe_cluster_begin(self._open(), stall_cycles)
+
+    def go(self, seconds: float) -> Reason:
+        """Go on with a run until all awaited interrupts are high, for some seconds at most.
+
+        Returns
+        -------
+        Reason
+            Why it ends: `INTERRUPTS`, `TIME`, or `STALLED`.
+
+        Raises
+        ------
+        DeviceError
+            If a design breaks a rule of its buses; the cluster must then be reset.
+        """
+        return self._slice(_MAX_CYCLES, True, seconds)
 
     def advance(self, cycles: int) -> Reason:
         """Run for a number of cycles, whatever interrupts say; returns the reason of the end.
@@ -372,6 +413,18 @@ class Cluster(Closing):
         )
         self._check()
         return response, register.value
+
+    def read_memory(self, number: int, address: int, size_bytes: int) -> NDArray[np.uint8]:
+        """A copy of bytes of a node's memory."""
+        return self.nodes[number].device.memory[address : address + size_bytes].copy()
+
+    def write_memory(self, number: int, address: int, data: NDArray[np.uint8]) -> None:
+        """Write bytes to a node's memory."""
+        self.nodes[number].device.memory[address : address + data.size] = data
+
+    def described(self, number: int) -> list[str]:
+        """What can be said of a node without its registers, in words."""
+        return described(self.nodes[number].device)
 
     def take_raw(self, number: int, port: int) -> bytes:
         """Take the beats off the wire of a port, as bytes for `give_raw`."""

@@ -86,6 +86,7 @@ def cluster_library() -> ctypes.CDLL:
         "destroy": (None, [handle]),
         "reset": (None, [handle]),
         "cycle": (u64, [handle]),
+        "moved": (u64, [handle]),
         "poll": (None, [handle, u64, ctypes.POINTER(u32), u64, u64]),
         "sample": (None, [handle, u64]),
         "readings": (ctypes.POINTER(Reading), [handle, u64, ctypes.POINTER(u64)]),

@@ -205,6 +205,9 @@ class Cluster {
 
     uint64_t cycle() const { return cycle_; }
 
+    // Last cycle in which something was found to move, or in which the run began.
+    uint64_t moved() const { return moved_; }
+
     // The state between two runs, without that of the devices, as words. Registers that were being
     // read when a run ended are read further when the next one begins.
     const std::vector<uint64_t>& save() {
@@ -420,6 +423,7 @@ EXPORT Cluster* fpgapipe_cluster_create(const Member* members, uint64_t count, c
 EXPORT void fpgapipe_cluster_destroy(Cluster* cluster) { delete cluster; }
 EXPORT void fpgapipe_cluster_reset(Cluster* cluster) { cluster->reset(); }
 EXPORT uint64_t fpgapipe_cluster_cycle(const Cluster* cluster) { return cluster->cycle(); }
+EXPORT uint64_t fpgapipe_cluster_moved(const Cluster* cluster) { return cluster->moved(); }
 EXPORT void fpgapipe_cluster_poll(Cluster* cluster, uint64_t device, const uint32_t* addresses,
                                   uint64_t count, uint64_t keeps) {
     cluster->poll(device, addresses, count, keeps);

@@ -30,7 +30,7 @@ PACKET_BYTES = 65536
 
 _HEAD_BYTES = 8
 _MOST_BYTES = PACKET_BYTES - _HEAD_BYTES
-# The largest tag that every MPI has. Memories that go to another rank have those of their devices.
+# The largest tag that every MPI has.
 _TAG = 32_767
 
 
@@ -81,6 +81,14 @@ class Ranks:
     def bcast(self, obj: Any, root: int = 0) -> Any:
         """Give an object of rank `root` to all ranks; returns it."""
         return self.allgather(obj if self.rank == root else None)[root]
+
+    def send(self, obj: Any, dest: int) -> None:
+        """Give an object to one rank."""
+        self._comm.send(obj, dest=dest, tag=_TAG)
+
+    def recv(self, source: int) -> Any:
+        """Wait for an object of one rank."""
+        return self._comm.recv(source=source, tag=_TAG)
 
     def _wait(self, requests: Sequence[Any]) -> None:
         for each in requests:

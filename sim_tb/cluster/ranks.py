@@ -12,11 +12,12 @@ import time
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
-from fpgapipe.sim_tb.cluster.cluster import MAX_WINDOW_CYCLES, Cluster, Progress, progress_of_run
+import numpy as np
+
+from fpgapipe.sim_tb.cluster.cluster import MAX_WINDOW_CYCLES, Cluster
 from fpgapipe.sim_tb.cluster.cluster_library import Reason
 from fpgapipe.sim_tb.native.native import (
     DeviceError,
-    StallError,
     check_address,
     check_value,
     refusal,
@@ -24,6 +25,8 @@ from fpgapipe.sim_tb.native.native import (
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
+
+    from numpy.typing import NDArray
 
     from fpgapipe.sim_tb.cluster.cluster_nodes import Connection, Node
 
@@ -45,6 +48,12 @@ class Communicator(Protocol):
     def bcast(self, obj: Any, root: int = 0) -> Any:
         """Give an object of rank `root` to all ranks; returns it."""
 
+    def send(self, obj: Any, dest: int) -> None:
+        """Give an object to one rank."""
+
+    def recv(self, source: int) -> Any:
+        """Wait for an object of one rank."""
+
 
 @dataclass(frozen=True)
 class _Window:
@@ -53,7 +62,7 @@ class _Window:
     beats: dict[int, bytes] = field(default_factory=dict)
     error: str = ""
     is_over: bool = False
-    is_stalled: bool = False
+    moved: int = 0
     stops: bool = False
     progress: dict[int, dict[str, int]] = field(default_factory=dict)
 
@@ -61,8 +70,9 @@ class _Window:
 class RankedCluster:
     """Devices of several ranks in lock-step; offers what a run of programs needs of `Cluster`.
 
-    All ranks create it, and call its methods, in the same order and with equal arguments, but for
-    `progress` and `stops`, which only rank 0 has.
+    All ranks create it, and call its methods, in the same order and with equal arguments. Only
+    rank 0 has bytes for memories and gets those of memories, and only its clock says when a run has
+    gone on for long enough.
 
     Parameters
     ----------
@@ -133,6 +143,8 @@ class RankedCluster:
             node.device for node in self._local.nodes if node.awaited and node.device.has_irq
         ]
         self._told: dict[int, dict[str, int]] = {}
+        self._told_s = 0.0
+        self._stall_cycles = self.moved = 0
 
     def close(self) -> None:
         """End the simulation of this rank's devices; their memories stay valid."""
@@ -156,10 +168,20 @@ class RankedCluster:
         """
         check_value(value)
         self._access(number, address, value, True, max_cycles)
+        self.begin(self._stall_cycles)
 
     def read_register(self, number: int, address: int, *, max_cycles: int = 1000) -> int:
         """Read a register of 32 bits; runs and raises as `write_register` does."""
         return self._access(number, address, 0, False, max_cycles)
+
+    def read_registers(self, number: int, addresses: Sequence[int]) -> list[int]:
+        """Read registers of a node one after the other."""
+        return [self.read_register(number, address) for address in addresses]
+
+    def write_registers(self, number: int, values: Sequence[tuple[int, int]]) -> None:
+        """Write registers of a node, pairs of address and value, one after the other."""
+        for address, value in values:
+            self.write_register(number, address, value)
 
     def _access(self, number: int, address: int, value: int, write: bool, max_cycles: int) -> int:
         check_address(address)
@@ -178,7 +200,7 @@ class RankedCluster:
                 (response, value, ran, error), root=owner
             )
             if place is None and ran:
-                error = error or self._advance(ran)[1]
+                error = error or self._advance(ran)
             self._exchange(_Window(self._take(), error))
             left -= ran
         if response == -2:
@@ -190,12 +212,13 @@ class RankedCluster:
             raise DeviceError(f"node {number}: {refusal(address, write, response)}")
         return value
 
-    def _advance(self, cycles: int) -> tuple[Reason, str]:
-        """Run this rank's devices; returns the reason of the end, and an error."""
+    def _advance(self, cycles: int) -> str:
+        """Run this rank's devices; returns their error, or an empty text."""
         try:
-            return self._local.advance(cycles), ""
+            self._local.advance(cycles)
         except DeviceError as error:
-            return Reason.FAILED, str(error)
+            return str(error)
+        return ""
 
     def _take(self) -> dict[int, bytes]:
         """Take the beats off the wires to other ranks."""
@@ -218,66 +241,49 @@ class RankedCluster:
             self._told |= each.progress
         return heard
 
-    def run(
-        self,
-        *,
-        stall_cycles: int = 200_000,
-        progress: Callable[[Progress], object] | None = None,
-        progress_s: float = 0.1,
-        stops: Callable[[], object] | None = None,
-    ) -> int:
-        """Run until all awaited interrupts are high.
+    def begin(self, stall_cycles: int) -> None:
+        """Begin a run that `go` goes through; see `Cluster`."""
+        self._stall_cycles, self.moved = stall_cycles, self.cycle
+        self._local.begin(stall_cycles)
 
-        If `progress` raises an exception on rank 0, or `stops` is true there, all ranks end the run
-        after the same window: rank 0 with that exception, all others with `Interrupted`.
+    def go(self, seconds: float, stops: Callable[[], object] | None = None) -> Reason:
+        """Go on with a run, as `Cluster` does, for some seconds of rank 0 at most.
 
-        Returns
-        -------
-        int
-            Number of cycles that ran.
+        All ranks end after the same window. Rank 0 may give a function that is true when the run
+        is to end before its time is over.
 
         Raises
         ------
-        StallError
-            On all ranks, if no device has made progress for `stall_cycles`.
         DeviceError
             On all ranks, if a design breaks a rule of its buses.
         """
-        begin, begin_s = self.cycle, time.perf_counter()
-        last_s = told_s = begin_s
-        stop: BaseException | None = None
-        self._local.begin(stall_cycles)
-        reason, error = Reason.CYCLES, ""
+        last_s = time.perf_counter() + seconds
+        error = ""
         while True:
             now = time.perf_counter()
-            tells = now - told_s >= _TOLD_S
-            told_s = now if tells else told_s
+            tells = now - self._told_s >= _TOLD_S
+            self._told_s = now if tells else self._told_s
             heard = self._exchange(
                 _Window(
                     self._take(),
                     error,
                     all(each.statistics.irq_cycle is not None for each in self._awaits),
-                    reason is Reason.STALLED,
-                    stop is not None or bool(stops and stops()),
+                    self._local.moved,
+                    now >= last_s or bool(stops and stops()),
                     {
                         number: self._local.progress_of(place)
                         for number, place in (self._places.items() if tells else ())
                     },
                 )
             )
-            if heard[0].stops:
-                raise stop or Interrupted
+            self.moved = max(self.moved, *(each.moved for each in heard))
             if all(each.is_over for each in heard):
-                return self.cycle - begin
-            if all(each.is_stalled for each in heard):
-                raise StallError(f"cycle {self.cycle}: nothing has moved for {stall_cycles} cycles")
-            reason, error = self._advance(self.window_cycles)
-            if progress and time.perf_counter() - last_s >= progress_s:
-                last_s = time.perf_counter()
-                try:
-                    progress(progress_of_run(self.cycle, begin, begin_s, None))
-                except BaseException as found:  # it is raised when all ranks know
-                    stop = found
+                return Reason.INTERRUPTS
+            if self._stall_cycles and self.cycle - self.moved >= self._stall_cycles:
+                return Reason.STALLED
+            if heard[0].stops:
+                return Reason.TIME
+            error = self._advance(self.window_cycles)
 
     def progress_of(self, number: int) -> dict[str, int]:
         """Progress counters of a node, as `Cluster.progress_of`; those of others are older."""
@@ -293,6 +299,31 @@ class RankedCluster:
         found = {key: value for each in self._comm.allgather(own) for key, value in each.items()}
         return [found[number] for number in range(len(self.owners))]
 
+    def read_memory(self, number: int, address: int, size_bytes: int) -> NDArray[np.uint8]:
+        """A copy of bytes of a node's memory on rank 0; none on other ranks."""
+        place, owner = self._places.get(number), self.owners[number]
+        found = np.zeros(0, np.uint8)
+        if place is not None:
+            found = self._local.read_memory(place, address, size_bytes)
+        if owner and not self._comm.rank:
+            found = self._comm.recv(owner)
+        elif owner and place is not None:
+            self._comm.send(found, 0)
+        return found
 
-class Interrupted(Exception):
-    """Rank 0 has stopped a run."""
+    def write_memory(
+        self, number: int, address: int, data: NDArray[np.uint8] | None = None
+    ) -> None:
+        """Write bytes, which rank 0 has, to a node's memory."""
+        place, owner = self._places.get(number), self.owners[number]
+        if owner and not self._comm.rank:
+            self._comm.send(data, owner)
+        elif place is not None:
+            found = self._comm.recv(0) if owner else data
+            assert found is not None, "rank 0 has the bytes"
+            self._local.write_memory(place, address, found)
+
+    def described(self, number: int) -> list[str]:
+        """What can be said of a node of this rank; see `Cluster`."""
+        place = self._places.get(number)
+        return [] if place is None else self._local.described(place)

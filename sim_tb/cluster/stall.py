@@ -39,21 +39,26 @@ def explain(
     """
     lines = [f"cycle {cycle}: {what}"]
     for number, node in enumerate(nodes):
-        now = node.device.statistics
-        if node.device.has_irq:
-            lines.append(f"{node.name}: interrupt {'high' if now.irq else 'low'}")
-        else:
-            lines.append(f"{node.name}:")
-        if node.device.bus_bytes:
-            last = "never" if now.active_cycle is None else f"last at cycle {now.active_cycle}"
-            lines.append(
-                f"  memory bus: active {last}, {now.reads_in_flight} reads and "
-                f"{now.writes_in_flight} writes in flight"
-            )
+        said = described(node.device)
+        lines.append(f"{node.name}: {said.pop(0)}" if node.device.has_irq else f"{node.name}:")
+        lines += [f"  {line}" for line in said]
         if node.registers:
             reads = partial(read_register, number), partial(_program_at, node.device)
             lines += [f"  {line}" for line in CoreState(node.registers, *reads).lines()]
     return "\n".join(lines)
+
+
+def described(device: NativeDevice) -> list[str]:
+    """What can be said of a device without its registers: its interrupt and its memory bus."""
+    now = device.statistics
+    lines = [f"interrupt {'high' if now.irq else 'low'}"] if device.has_irq else []
+    if device.bus_bytes:
+        last = "never" if now.active_cycle is None else f"last at cycle {now.active_cycle}"
+        lines.append(
+            f"memory bus: active {last}, {now.reads_in_flight} reads and "
+            f"{now.writes_in_flight} writes in flight"
+        )
+    return lines
 
 
 def _program_at(device: NativeDevice, entry: int) -> bytes:

@@ -1,5 +1,6 @@
 """Backends run the same steps and leave the same bits, on any number of devices."""
 
+import re
 from dataclasses import replace
 from fractions import Fraction
 
@@ -12,6 +13,7 @@ from fpgapipe.host.backends.model import ModelBackend
 from fpgapipe.host.backends.simulator import SimulatorBackend
 from fpgapipe.host.driver.core_driver import DeviceFault
 from fpgapipe.hw.hls_models.cycles.core_cycles import MemorySpec
+from fpgapipe.hw.hls_models.isa.instructions import Instruction, Opcode, encode
 from fpgapipe.lowering.lower import build_pipeline
 from fpgapipe.lowering.units.step_options import scalar_bits
 from fpgapipe.network.initial_values import initial_parameters
@@ -112,3 +114,31 @@ def test_a_link_that_does_not_come_up_is_named():
     lines = str(error.value).splitlines()
     assert lines[0] == "the link between device 0 and device 1 did not come up in 20,000 cycles"
     assert lines[1].startswith("link 0 of device 0 is HELLO: it hears nothing from the other end")
+
+
+@pytest.mark.sim
+@pytest.mark.slow
+@pytest.mark.parametrize("stops", [True, False], ids=["stops", "waits"])
+def test_a_simulated_run_that_does_not_end_says_who_waits_for_what(stops):
+    """The back device stops with an error, or ends at once; the front one waits for it for ever."""
+    graph = every_operator(SAMPLES)
+    pipeline = pipeline_of(graph, 2, "gpipe")
+    program = bytes(64) if stops else encode([Instruction(Opcode.END)])
+    at = pipeline.parts[1].entry
+    with SimulatorBackend(pipeline, initial_parameters(graph, 0), MemorySpec(), [GOOD]) as backend:
+        backend.memories[1][at : at + len(program)] = np.frombuffer(program, np.uint8)
+        with pytest.raises(DeviceFault) as error:
+            trained(backend, graph)
+        assert backend.snapshot() is None
+    first, *states = str(error.value).splitlines()
+    assert first == (
+        "device 1: the core stopped at instruction 0: BAD_OPCODE of SEQUENCER"
+        if stops
+        else "no device has made progress for 200,000 cycles"
+    )
+    back = states.index("device 1:")
+    assert states[0] == "device 0:"
+    assert states[2] == "  interrupt low"
+    assert any(re.match(r"  RECEIVE\[0\]: instruction \d+ \(RECEIVE from", each) for each in states)
+    assert states[back + 2] == "  interrupt high"
+    assert re.match(r"  memory bus: active last at cycle \d+, 0 reads and 0", states[back + 3])

@@ -12,6 +12,7 @@ from fpgapipe.host.driver.bringup import CAME, PACKET, TRIED_BYTES, Bringup
 from fpgapipe.host.driver.core_driver import CoreDriver
 from fpgapipe.host.driver.devices import Devices
 from fpgapipe.host.driver.link_clocks import LinkClock
+from fpgapipe.host.driver.transport import Limits
 from fpgapipe.host.transports.modelled import ModelledCluster, ModelledTransport
 from fpgapipe.hw.hls_models.model.registers import RegisterMap
 
@@ -30,7 +31,7 @@ def checked(pipeline, size=1 << 20, watch_s=0.01, clocks=None, **faults):
         CoreDriver(name, core, way)
         for name, core, way in zip(("front", "back"), cores, ways, strict=True)
     ]
-    devices = Devices(drivers, pipeline.wiring, stall_s=0.2)
+    devices = Devices(drivers, pipeline.wiring, limits=Limits(link=0.2, stall=0.2))
     return list(Bringup(devices, [size, size], watch_s, clocks).run())
 
 
@@ -154,9 +155,8 @@ def test_a_clock_that_is_never_counted(pipeline):
     assert "link 0 of back: the core has not counted the clock of its PHY" in wrong.detail
 
 
-def test_a_wrong_reference_clock_keeps_a_link_down(pipeline, monkeypatch):
+def test_a_wrong_reference_clock_keeps_a_link_down(pipeline):
     """The other end hears nothing then; the clock says why."""
-    monkeypatch.setattr(Devices.links_up, "__defaults__", (0.2,))
     registers = RegisterMap(pipeline.parts[1].core)
     clock, enable = registers["LINK0_CLOCK"], registers.offset("LINK0_ENABLE")
     value = 1333 | clock.field("known").mask
@@ -170,8 +170,7 @@ def test_a_wrong_reference_clock_keeps_a_link_down(pipeline, monkeypatch):
     assert "link 0 of back: its PHY's clock has 390.5 MHz" in wrong.detail.splitlines()[-1]
 
 
-def test_a_link_that_no_clock_reaches(pipeline, monkeypatch):
-    monkeypatch.setattr(Devices.links_up, "__defaults__", (0.2,))
+def test_a_link_that_no_clock_reaches(pipeline):
     registers = RegisterMap(pipeline.parts[1].core)
     clock, enable = registers["LINK0_CLOCK"], registers.offset("LINK0_ENABLE")
     (wrong,) = failing(

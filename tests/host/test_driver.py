@@ -16,20 +16,20 @@ from fpgapipe.errors import UserError
 from fpgapipe.host.backends.devices import DeviceBackend
 from fpgapipe.host.driver.core_driver import ALL_ONES, CoreDriver, DeviceFault
 from fpgapipe.host.driver.device_memory import DeviceMemory
-from fpgapipe.host.driver.devices import Devices
-from fpgapipe.host.driver.transport import TransportError
+from fpgapipe.host.driver.transport import Limits, TransportError
 from fpgapipe.host.transports.modelled import ModelledCluster, ModelledTransport
-from fpgapipe.host.transports.simulated import simulated_transports
+from fpgapipe.host.transports.simulated import SimulatedTransport, simulated_transports
 from fpgapipe.host.transports.xdma import XdmaTransport
 from fpgapipe.hw.hls_models.cycles.core_cycles import MemorySpec
 from fpgapipe.hw.hls_models.model.registers import RegisterMap
 from fpgapipe.hw.hls_models.spec.link import LinkState
 from fpgapipe.lowering.units.step_options import scalar_bits
 from fpgapipe.network.initial_values import initial_parameters
+from fpgapipe.sim_tb.cluster.cluster_library import Reason
 from fpgapipe.sim_tb.native.phy import WireSpec
 
-STALL_S = 0.3
-"""Seconds without progress after which a run of the tests has stalled."""
+LIMITS = Limits(link=0.2, stall=0.3)
+"""How long the tests wait, seconds."""
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +58,7 @@ def transports(pipeline, **faults):
 def opened(pipeline, **faults):
     parameters = initial_parameters(pipeline.graph, 0)
     ways = transports(pipeline, **faults)
-    return DeviceBackend(pipeline, parameters, ways, ["front", "back"], stall_s=STALL_S)
+    return DeviceBackend(pipeline, parameters, ways, ["front", "back"], limits=LIMITS)
 
 
 def step(backend):
@@ -108,7 +108,7 @@ def test_a_program_that_a_dead_host_left(pipeline):
         for number, device in enumerate(cluster.devices):
             device.model.memory[:] = number
         ways = [ModelledTransport(cluster, number) for number in range(2)]
-        return DeviceBackend(pipeline, parameters, ways, stall_s=STALL_S)
+        return DeviceBackend(pipeline, parameters, ways, limits=LIMITS)
 
     cluster = ModelledCluster(cores, sizes, pipeline.wiring)
     driver = opened(cluster).devices.drivers[0]
@@ -210,15 +210,7 @@ def test_memory_at_an_odd_place(pipeline):
 # ---------------------------------------------------------------------- links
 
 
-@pytest.fixture
-def quick(monkeypatch):
-    """Links have a fifth of a second to come up."""
-    limits = Devices.links_up.__defaults__
-    monkeypatch.setattr(Devices.links_up, "__defaults__", (0.2,))
-    return limits
-
-
-def test_a_link_that_hears_nothing(pipeline, registers, quick):
+def test_a_link_that_hears_nothing(pipeline, registers):
     with pytest.raises(DeviceFault) as error:
         opened(pipeline, **loses(registers, "LINK0_ENABLE"))
     assert str(error.value).splitlines() == [
@@ -238,7 +230,7 @@ def test_a_link_that_hears_nothing(pipeline, registers, quick):
         (1 << 20, "^back: register LINK0_STATUS reads as 0x00100000, which no core answers"),
     ],
 )
-def test_a_link_in_another_state(state, message, pipeline, registers, quick):
+def test_a_link_in_another_state(state, message, pipeline, registers):
     with pytest.raises(DeviceFault, match=message):
         opened(pipeline, **reads_as(registers, "LINK0_STATUS", int(state)))
 
@@ -303,11 +295,11 @@ def test_a_cable_that_is_pulled_while_devices_run(pipeline):
     wires = [wire] * len(pipeline.wiring)
     ways = simulated_transports(cores, sizes, [MemorySpec(64, 20)] * 2, pipeline.wiring, wires)
     parameters = initial_parameters(pipeline.graph, 0)
-    backend = DeviceBackend(pipeline, parameters, ways, ["front", "back"], stall_s=STALL_S)
+    backend = DeviceBackend(pipeline, parameters, ways, ["front", "back"])
     with pytest.raises(DeviceFault) as error:
         step(backend)
     first, second, *states = str(error.value).splitlines()
-    assert first == "no device has made progress for 0.3 s"
+    assert first == "no device has made progress for 200,000 cycles"
     assert re.fullmatch(
         r"frames from front \(link 0\) that have not arrived at back: \d; look at the cable.*",
         second,
@@ -315,6 +307,27 @@ def test_a_cable_that_is_pulled_while_devices_run(pipeline):
     assert any(
         re.search(r"link 0: UP, .*; frames that were sent again: [1-9]", line) for line in states
     )
+
+
+def test_the_time_of_this_machine_decides_no_cycle_in_which_a_register_is_read():
+    """A slice of the simulation that is over by the clock on the wall is followed by no access."""
+
+    class Slices:
+        cycle, moved = 900, 300
+        reasons = iter((Reason.TIME, Reason.TIME, Reason.STALLED, Reason.INTERRUPTS))
+
+        def begin(self, stall_cycles):
+            assert stall_cycles == 200_000
+
+        def go(self, seconds):
+            return next(self.reasons)
+
+    way = SimulatedTransport(Slices(), 0, 4096)
+    looks = []
+    found = [way.wait(lambda: looks.append(1) or len(looks) > 1, 0.1) for _ in range(4)]
+    assert found == [False, False, False, True]
+    assert len(looks) == 2
+    assert (way.now(), way.progressed([0x10])) == (900, 300)
 
 
 def test_devices_that_wait_for_ever(pipeline):

@@ -19,6 +19,7 @@ from fpgapipe.host.driver.bringup import Bringup
 from fpgapipe.host.driver.core_driver import CoreDriver
 from fpgapipe.host.driver.devices import Devices
 from fpgapipe.host.driver.link_clocks import LinkClock
+from fpgapipe.host.driver.transport import Limits
 
 
 @pytest.mark.sim
@@ -28,7 +29,7 @@ def test_two_socs_are_brought_up(tmp_path):
     core = target_of("ulx3s", PORTS).core
     with transports(*compiled(packaged(tmp_path), num_boards=2)) as ways:
         drivers = [CoreDriver(name, core, way) for name, way in zip("ab", ways, strict=True)]
-        devices = Devices(drivers, [((0, 0), (1, 0))], stall_s=100)
+        devices = Devices(drivers, [((0, 0), (1, 0))], limits=Limits(stall=100))
         # The clock of the pins is half of the other board's.
         clocks = {(number, 0): LinkClock(40e6, 20e6) for number in range(2)}
         found = list(Bringup(devices, [1 << 25] * 2, 0.1, clocks).run())

@@ -523,7 +523,8 @@ def test_simulated_devices_beside_the_model(data, pipeline, tmp_path):
 
         def step(self, line, done, total):
             if done == 3:
-                backend.memories[0][pipeline.parts[0].places["conv1.weight"].begin + 2] ^= 0x40
+                at = pipeline.parts[0].places["conv1.weight"].begin + 2
+                backend.memories[0][at : at + 1] = backend.memories[0][at : at + 1] ^ 0x40
 
     with SimulatorBackend(pipeline, parameters, MemorySpec(), [GOOD]) as backend:
         trainer = Trainer(

@@ -163,17 +163,19 @@ def test_a_simulated_hop(num_devices, latency):
     wiring = Placement.chain(num_devices).wires
     devices = SimulatedDevices(
         [CORE] * num_devices,
-        images,
+        [image.size for image in images],
         [MemorySpec()] * num_devices,
         wiring,
         [wire] * len(wiring),
         threads=2,
     )
     try:
+        devices.load(images)
+        devices.links_up()
         cycles = devices.run([entry] * num_devices, [SCALARS] * num_devices)
         run_cluster([CoreModel(CORE, each) for each in images], programs, wiring)
-        for mine, its in zip(devices.memories, images, strict=True):
-            np.testing.assert_array_equal(mine, its)
+        for driver, its in zip(devices.drivers, images, strict=True):
+            np.testing.assert_array_equal(driver.memory, its)
     finally:
         devices.close()
     found = predict_cluster(

@@ -1,21 +1,25 @@
 """Clusters whose devices belong to several ranks: the same results for any number of them."""
 
+import itertools
 import json
+import queue
 import subprocess
 import sys
 import threading
 from pathlib import Path
 
+import numpy as np
 import pytest
 from launchers import mpiexec
 from link_designs import DIGEST, FAULT, FAULTS, RECEIVED, SENDS, STEP, UNTIL, LinkDesign
 from test_cluster import BAD_WIRE, mesh
 
 from fpgapipe.hw.rtl.verilog import verilog_of
-from fpgapipe.sim_tb.cluster.cluster import Cluster
+from fpgapipe.sim_tb.cluster.cluster import MAX_WINDOW_CYCLES, Cluster
+from fpgapipe.sim_tb.cluster.cluster_library import Reason
 from fpgapipe.sim_tb.cluster.cluster_nodes import Node
-from fpgapipe.sim_tb.cluster.ranks import Interrupted, RankedCluster
-from fpgapipe.sim_tb.native.native import DeviceError, NativeDevice, StallError, build_native
+from fpgapipe.sim_tb.cluster.ranks import RankedCluster
+from fpgapipe.sim_tb.native.native import DeviceError, NativeDevice, build_native
 
 pytestmark = pytest.mark.sim
 
@@ -41,10 +45,21 @@ class Threads:
     def bcast(self, obj, root=0):
         return self.allgather(obj)[root]
 
+    def send(self, obj, dest):
+        self._shared["sent"][self.rank, dest].put(obj)
+
+    def recv(self, source):
+        return self._shared["sent"][source, self.rank].get(timeout=60)
+
 
 def in_ranks(size, job):
     """Results of a function that each rank calls with its communicator."""
-    shared = {"values": [None] * size, "barrier": threading.Barrier(size)}
+    pairs = itertools.product(range(size), repeat=2)
+    shared = {
+        "values": [None] * size,
+        "barrier": threading.Barrier(size),
+        "sent": {pair: queue.Queue() for pair in pairs},
+    }
     found, errors = [None] * size, [None] * size
 
     def run(rank):
@@ -65,13 +80,23 @@ def nodes_of(library, numbers):
     return {n: Node(f"d{n}", NativeDevice(library), awaited=n == 0) for n in numbers}
 
 
-def results(one, run):
+def to_the_end(one, stall_cycles=200_000):
+    """Run until node 0 has ended; returns the cycles."""
+    begin = one.cycle
+    one.begin(stall_cycles)
+    while (reason := one.go(0.01)) is Reason.TIME:
+        pass
+    assert reason is Reason.INTERRUPTS
+    return one.cycle - begin
+
+
+def results(one, run=to_the_end):
     """Run loads on all links until node 0 has received enough; what becomes of it."""
     for index in range(4):
         for port in range(3):
             one.write_register(index, STEP * port + SENDS, 600 + 100 * port + index)
     one.write_register(0, UNTIL, 500)
-    found = [run(), one.cycle, one.irq_cycles()]
+    found = [run(one), one.cycle, one.irq_cycles()]
     for index in range(4):
         for port in range(3):
             found += [one.read_register(index, STEP * port + at) for at in (DIGEST, RECEIVED)]
@@ -86,7 +111,7 @@ def ranked(comm, library, owners, latency=80, **options):
 def alone(library, latency=80):
     """What one process finds."""
     with Cluster(list(nodes_of(library, range(4)).values()), mesh(latency, **BAD_WIRE)) as one:
-        return results(one, one.run)
+        return results(one)
 
 
 @pytest.mark.parametrize(
@@ -97,7 +122,7 @@ def test_the_result_does_not_depend_on_the_ranks(library, owners):
 
     def job(comm):
         one = ranked(comm, library, owners, threads=1 + comm.rank % 2)
-        found = results(one, one.run)
+        found = results(one)
         one.close()
         return found
 
@@ -114,7 +139,7 @@ def test_errors_are_those_of_all_ranks(library):
     def broken(comm):
         one = ranked(comm, library, (0, 1, 1, 1))
         one.write_register(2, FAULT, 1 << FAULTS.index("data"))
-        return results(one, one.run)
+        return results(one)
 
     _, errors = in_ranks(2, broken)
     assert {str(each) for each in errors} == {str(errors[0])}
@@ -125,11 +150,13 @@ def test_errors_are_those_of_all_ranks(library):
     def stalled(comm):
         one = ranked(comm, library, (0, 1, 1, 1))
         one.write_register(0, UNTIL, 500)
-        return one.run(stall_cycles=4000)
+        one.begin(4000)
+        return one.go(600.0), one.cycle - one.moved
 
-    _, errors = in_ranks(2, stalled)
-    assert all(isinstance(each, StallError) for each in errors)
-    assert "nothing has moved for 4000 cycles" in str(errors[1])
+    found, errors = in_ranks(2, stalled)
+    assert errors == [None, None]
+    assert {reason for reason, _ in found} == {Reason.STALLED}
+    assert all(4000 <= quiet < 4000 + MAX_WINDOW_CYCLES for _, quiet in found)
 
 
 def test_rank_0_stops_all(library):
@@ -138,11 +165,12 @@ def test_rank_0_stops_all(library):
     def job(comm):
         one = ranked(comm, library, (0, 0, 1, 1))
 
-        def run():
+        def run(one):
             stops = iter((False, False, True))
-            with pytest.raises(Interrupted):
-                one.run(stops=lambda: comm.rank == 0 and next(stops))
-            return one.run() + 2 * one.window_cycles
+            one.begin(200_000)
+            reason = one.go(60.0, lambda: comm.rank == 0 and next(stops))
+            assert reason is Reason.TIME
+            return to_the_end(one) + 2 * one.window_cycles
 
         return results(one, run)
 
@@ -151,6 +179,29 @@ def test_rank_0_stops_all(library):
     expected = alone(library)
     # The run ends at a border of windows, which the stop has not moved.
     assert found == [expected, expected]
+
+
+def test_memories_of_other_ranks(library):
+    """Rank 0 alone has the bytes that are written, and gets those that are read."""
+    data = np.arange(256, dtype=np.uint8)
+
+    def job(comm):
+        owners = (0, 1, 2, 1)
+        own = [number for number, owner in enumerate(owners) if owner == comm.rank]
+        nodes = {n: Node(f"d{n}", NativeDevice(library), awaited=n == 0) for n in own}
+        for node in nodes.values():
+            node.device.memory = np.zeros(512, np.uint8)
+        one = RankedCluster(comm, owners, nodes, mesh(80))
+        for number in range(4):
+            one.write_memory(number, 100, data + number if not comm.rank else None)
+        found = [one.read_memory(number, 99, 258) for number in range(4)]
+        assert all(node.device.memory.any() for node in nodes.values())
+        return found
+
+    found, errors = in_ranks(3, job)
+    assert errors == [None] * 3
+    for number in range(4):
+        np.testing.assert_array_equal(found[0][number], np.pad(data + number, 1))
 
 
 @pytest.mark.parametrize(
@@ -182,7 +233,7 @@ for length in (1, PACKET_BYTES // 2, PACKET_BYTES - 8, PACKET_BYTES, 3 * PACKET_
     for root in range(comm.size):
         assert comm.bcast(sent[comm.rank], root) == sent[root]
 one = test_ranks.ranked(comm, Path(sys.argv[1]), tuple(n * comm.size // 4 for n in range(4)))
-found = test_ranks.results(one, one.run)
+found = test_ranks.results(one)
 if comm.rank == 0:
     print(json.dumps(found))
 """
