@@ -52,7 +52,7 @@ COMMANDS = {
     "ring": "Train several models in a ring: each device keeps its part of the samples, models "
     "travel.",
     "run": "Train on the build in DIR, or run its inference, and keep what comes of it in DIR/run.",
-    "schedule": "Draw the timetable of KIND, or of a file, for equal stages, and print what it "
+    "schedule": "Draw the timetable of a schedule, or of a file, for equal stages; print what it "
     "comes to.",
 }
 """The first sentence of each command's help, for the list of the commands."""
