@@ -141,6 +141,11 @@ def schedule(
         if make := schedule_kind(kind).make_for:
             times = StageTimes.uniform(stages, *work, **transfer)
             made = make(stages, microbatches, times, memory_limit)
+        elif memory_limit is not None:
+            raise UserError(
+                "--memory-limit is for schedules that are made for given times, such as zb-auto; "
+                f"{kind} has an order of its own"
+            )
         else:
             made = make_schedule(kind, stages, microbatches, chunks=chunks)
             # The stages of a route share the work of all devices.

@@ -460,6 +460,17 @@ def test_a_kind_that_makes_other_schedules(monkeypatch):
     )
 
 
+def test_a_limit_of_memory_is_for_orders_that_are_searched(cli):
+    numbers = ("--stages", 2, "--microbatches", 4, "--memory-limit", 3)
+    assert cli("schedule", "zb-auto", *numbers)[0] == 0
+    code, _, err = cli("schedule", "gpipe", *numbers)
+    assert code == 2
+    assert err == (
+        "error: --memory-limit is for schedules that are made for given times, such as zb-auto; "
+        "gpipe has an order of its own\n"
+    )
+
+
 def test_a_kind_for_given_times_has_no_order():
     with pytest.raises(ScheduleError, match=r"^schedule zb-auto has no order of its own, but sear"):
         make_schedule("zb-auto", 2, 2)
