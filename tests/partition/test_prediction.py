@@ -262,12 +262,7 @@ def test_levels_agree_with_simulated_devices(num_devices, kind, tmp_path):
         initial_parameters(graph, 0),
         [MemorySpec()] * num_devices,
         [wire] * (num_devices - 1),
-        SimpleNamespace(
-            schedule=kind,
-            stages=[SimpleNamespace(core=SimpleNamespace(clk_hz=250e6))],
-            has_shards=False,
-            is_hybrid=False,
-        ),
+        SimpleNamespace(schedule=kind, nodes=[1], stages=[1], clk_hz=250e6),
     )
     measure_build(build, threads=2)
     found = json.loads((tmp_path / "run" / "measured.json").read_text())
@@ -316,14 +311,13 @@ def test_levels_agree_on_wide_features(tmp_path):
         graph, [CORE] * 2, [names[:2], names[2:]], make_schedule("1f1b-as", 2, 3)
     )
     wire = WireSpec(phy_bytes=16, bytes_per_cycle=Fraction(4), latency_cycles=128)
-    stage = SimpleNamespace(core=SimpleNamespace(clk_hz=250e6))
     build = Measured(
         tmp_path,
         pipeline,
         initial_parameters(graph, 0),
         [MemorySpec()] * 2,
         [wire],
-        SimpleNamespace(schedule="1f1b-as", stages=[stage], has_shards=False, is_hybrid=False),
+        SimpleNamespace(schedule="1f1b-as", nodes=[1], stages=[1], clk_hz=250e6),
     )
     cycles = measure_build(build).to_dict()["minibatch_cycles"]
     assert cycles["event"] == pytest.approx(cycles["rtl"], rel=0.02)
