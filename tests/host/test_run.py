@@ -543,7 +543,7 @@ def test_simulated_devices_beside_the_model(data, pipeline, tmp_path):
     for step in range(4):
         shares = [each for at, _, each in told if at == step]
         assert all(len(each) == 2 and 0 <= min(each) <= max(each) <= 1 for each in shares)
-        assert all(np.all(np.diff(shares, axis=0) >= 0))
+        assert np.all(np.diff(shares, axis=0) >= 0)
     found = result.difference
     assert (found.step, found.device, found.layer) == (3, 0, "conv1")
     assert found.tensor.startswith("conv1")
