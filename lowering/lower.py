@@ -11,6 +11,7 @@ whose layers are all cut by samples; in a layer-wise plan they are cut in differ
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from fpgapipe.errors import UserError
@@ -180,6 +181,12 @@ class Lowering:
             graph, cores, schedule, division, stages, memories, options, ties, steps, placement
         )
 
+    @cached_property
+    def _lanes(self) -> list[list[Task]]:
+        """Tasks of each stage."""
+        train = self.options.train
+        return tasks_of_stages(self.schedule, len(self.stages), self.steps, train=train)
+
     def builder(
         self,
         index: int,
@@ -227,10 +234,7 @@ class Lowering:
             names=found.whole,
             ties=self.ties,
         )
-        lanes = tasks_of_stages(
-            self.schedule, len(self.stages), self.steps, train=self.options.train
-        )
-        tasks = _own_tasks(lanes[index], sharers, lane * sharers // size)
+        tasks = _own_tasks(self._lanes[index], sharers, lane * sharers // size)
         own = tasks_of(tasks) if tasks_of else tasks
         count = self.schedule.num_microbatches
         more = found.network, self.cores[device], self.memories[device], self.options, own, part

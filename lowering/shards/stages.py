@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
@@ -48,7 +49,7 @@ class Stages:
         """Number of the first device of each stage."""
         return tuple(accumulate(self.sizes, initial=0))[:-1]
 
-    @property
+    @cached_property
     def sharers(self) -> tuple[int, ...]:
         """For each stage, the parts into which its devices divide the samples of a micro-batch."""
         return tuple(

@@ -137,14 +137,14 @@ def price_together(
         return _FACTS.dump_json(found).decode()
 
     facts = _FACTS.validate_json(remembered(question, find))
-    clk_hz, seconds = plan.clk_hz, facts.cycles / plan.clk_hz
+    clk_hz, rounds, seconds = plan.clk_hz, plan.rounds, facts.cycles / plan.clk_hz
     alone = len(plan.stages) == 1
     nodes, times = [], []
     for node, own in zip(plan.nodes, facts.nodes, strict=True):
         estimated = node.input_gradient_s + node.weight_gradient_s
         share = node.input_gradient_s / estimated if estimated else 1.0
         forward_s, backward_s = own.forward_cycles / clk_hz, own.backward_cycles / clk_hz
-        rest = max(seconds - plan.rounds * (forward_s + backward_s), 0.0)
+        rest = max(seconds - rounds * (forward_s + backward_s), 0.0)
         update_s = rest if alone else own.tail_cycles / clk_hz
         times.append((forward_s, share * backward_s, (1 - share) * backward_s, update_s))
         nodes.append(
@@ -250,9 +250,10 @@ def _found(
 
 def _some(plan: Plan, graph: Graph, options: StepOptions, rounds: int) -> PipelineProgram:
     """Programs of the first rounds of a mini-batch."""
+    sharers = plan.sharers
 
     def tasks_of(tasks: Sequence[Task]) -> Sequence[Task]:
-        return [each for each in tasks if each.microbatch // plan.sharers < rounds]
+        return [each for each in tasks if each.microbatch // sharers < rounds]
 
     alone = len(plan.stages) == 1
     order = plan.order if alone else make_schedule(plan.schedule, len(plan.stages), rounds)

@@ -39,10 +39,12 @@ def devices_of(plan: Plan, cluster: ClusterSpec) -> list[int]:
     found = []
     for node in plan.nodes:
         if node.device not in places:
+            if node.device in cluster.device_names:
+                raise UserError(
+                    f"device {node.device!r} has two stages; no programs are made for such plans"
+                )
             raise UserError(f"cluster {cluster.name} has no device {node.device!r}")
-        found.append(places[node.device])
-        if found.count(found[-1]) > 1:
-            raise UserError(f"device {node.device!r} has two stages; no programs are made for that")
+        found.append(places.pop(node.device))
     for one, other in pairwise(found):
         if not cluster.links_between(one, other):
             names = " and ".join(cluster.device_names[each] for each in (one, other))
@@ -76,10 +78,11 @@ def wire_timings(plan: Plan, cluster: ClusterSpec) -> list[WireTiming]:
     """
     places = devices_of(plan, cluster)
     found = []
+    nodes = plan.nodes
     for index in range(len(places) - 1):
         link = cluster.fastest_link(places[index], places[index + 1])
         assert link is not None, "devices_of refuses plans without links"
-        clk_hz = min(each.spec.clk_hz for each in plan.nodes[index : index + 2])
+        clk_hz = min(each.spec.clk_hz for each in nodes[index : index + 2])
         rate = Fraction(link.payload_bytes_per_s / clk_hz)
         found.append(
             WireTiming(

@@ -166,6 +166,10 @@ def test_cores_that_cannot_be_generated():
     node = plan.nodes[0].model_copy(update={"spec": nothing})
     with pytest.raises(UserError, match=r"^u280-0 has no memory beside its fabric"):
         memory_specs(plan.with_nodes([node]))
+    two = plan_of(2)[0]
+    both = [node.model_copy(update={"device": "u280-0"}) for node in two.nodes]
+    with pytest.raises(UserError, match=r"^device 'u280-0' has two stages; no programs are made"):
+        wire_specs(two.with_nodes(both), cluster_of(2))
     lonely = dataclasses.replace(cluster_of(2), links=())
     with pytest.raises(UserError, match=r"^cluster u280-x2 has no link between u280-0 and u280-1$"):
         wire_specs(plan_of(2)[0], lonely)
