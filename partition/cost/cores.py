@@ -257,17 +257,6 @@ def scratchpad_floor(device: DeviceSpec) -> int:
     return 2 * MOST_BANKS * MEMORY_BLOCKS * block_bytes
 
 
-def largest_core(device: DeviceSpec, num_engines: int = 1, num_links: int = 0) -> NodeSpec:
-    """The candidate core with the most cells; of equal ones, that with more rows.
-
-    Raises
-    ------
-    ValueError
-        If not even a core of one column fits. The message says which limits are exceeded.
-    """
-    return candidate_cores(device, num_engines, num_links)[0]
-
-
 def candidate_cores(
     device: DeviceSpec, num_engines: int = 1, num_links: int = 0, *, random: bool = False
 ) -> list[NodeSpec]:

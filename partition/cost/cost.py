@@ -18,7 +18,6 @@ from fpgapipe.partition.cost.cores import (
     candidate_cores,
     core_fits,
     core_of,
-    largest_core,
 )
 from fpgapipe.partition.cost.work import LayerWork, PassWork, VectorWork, consumers, network_work
 from fpgapipe.partition.cost.work_products import Formats
@@ -33,7 +32,6 @@ __all__ = [
     "candidate_cores",
     "core_fits",
     "core_of",
-    "largest_core",
     "layer_costs",
     "measured_costs",
 ]

@@ -1,10 +1,10 @@
 """The comparison of a build's programs with PyTorch: what is wrong is refused by name."""
 
 import json
-from dataclasses import replace
 
 import pytest
 from build_cases import cluster_of, request_for, tiny
+from wrong_programs import pad_at_the_wrong_side
 
 from fpgapipe.errors import UserError
 from fpgapipe.host.build.build import open_build
@@ -52,18 +52,7 @@ def test_right_programs_are_compared_once(monkeypatch):
 def test_a_wrong_program_is_refused_by_its_layers_name(monkeypatch):
     """A fault of the lowering is planted: it pads grouped convolutions at the wrong side."""
     plan, graph, options = planned(grouped)
-    real = program_check.build_pipeline
-
-    def off(layer):
-        if getattr(layer.operator, "groups", 1) == 1:
-            return layer
-        return replace(layer, operator=replace(layer.operator, padding=((2, 0), (1, 1))))
-
-    def wrong(graph, *given, **named):
-        layers = {name: off(layer) for name, layer in graph.layers.items()}
-        return real(replace(graph, layers=layers), *given, **named)
-
-    monkeypatch.setattr(program_check, "build_pipeline", wrong)
+    pad_at_the_wrong_side(monkeypatch)
     with pytest.raises(UserError, match=r"^layer 'conv2': its program computes something else"):
         verify_programs(plan, graph, options, limits=Limits(1e9))
 

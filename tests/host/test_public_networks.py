@@ -1,10 +1,10 @@
 """The verdicts of bench/bench_architectures.py on a training step of a public network."""
 
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from wrong_programs import pad_at_the_wrong_side
 
 from fpgapipe.host.runtime import program_check
 
@@ -75,18 +75,7 @@ def test_a_wrong_step_is_wrong(monkeypatch, model, disturbed):
 def test_a_sensitive_network_with_a_wrong_program_is_wrong(monkeypatch):
     """The program of the grouped convolution pads at the wrong side."""
     amplify_rounding(monkeypatch)
-    real = program_check.build_pipeline
-
-    def off(layer):
-        if getattr(layer.operator, "groups", 1) == 1:
-            return layer
-        return replace(layer, operator=replace(layer.operator, padding=((2, 0), (1, 1))))
-
-    def wrong(graph, *given, **named):
-        layers = {name: off(layer) for name, layer in graph.layers.items()}
-        return real(replace(graph, layers=layers), *given, **named)
-
-    monkeypatch.setattr(program_check, "build_pipeline", wrong)
+    pad_at_the_wrong_side(monkeypatch)
     found = bench.judge_step(EXAMPLE)
     assert found["verdict"] == "WRONG"
     assert "its program computes something else than PyTorch" in found["reasons"][0]
