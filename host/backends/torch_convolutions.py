@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.nn import functional
 
-from fpgapipe.host.backends.torch_mx import Product, TransposedProduct
+from fpgapipe.host.backends.torch_mx import product_of, transposed_product_of
 from fpgapipe.host.backends.torch_reference import with_gradients_of
 from fpgapipe.lowering.units.images.volume_unit import depth_of
 from fpgapipe.lowering.units.layers.conv_of_layer import conv_of
@@ -33,7 +33,7 @@ def convolved_volumes(
     depth = depth_of(layer)
     taps = weight.transpose(1, 2).flatten(1, 2)
     conv = replace(conv_of(layer), cin=taps.shape[1], cout=len(weight))
-    y = Product.apply(unfolded(x, depth), taps, conv, array_rows)
+    y = product_of(unfolded(x, depth), taps, conv, array_rows)
     return y.unflatten(0, (depth.batch, depth.results)).transpose(1, 2)
 
 
@@ -44,7 +44,7 @@ def transposed_volumes(
     depth = depth_of(layer)
     taps = weight.transpose(1, 2).flatten(1, 2)
     images = x.transpose(1, 2).flatten(0, 1)
-    return folded(TransposedProduct.apply(images, taps, conv_of(layer), array_rows), depth)
+    return folded(transposed_product_of(images, taps, conv_of(layer), array_rows), depth)
 
 
 def unfolded(x: torch.Tensor, depth: Depth) -> torch.Tensor:

@@ -23,7 +23,7 @@ from fpgapipe.host.backends.torch_convolutions import (
     depthwise,
     transposed_volumes,
 )
-from fpgapipe.host.backends.torch_mx import Product, TransposedProduct
+from fpgapipe.host.backends.torch_mx import product_of, transposed_product_of
 from fpgapipe.host.backends.torch_recurrent import recurrent
 from fpgapipe.host.backends.torch_reference import arranged, run_layer_late, with_gradients_of
 from fpgapipe.hw.hls_models.numerics.element_format import BF16, ElementFormat
@@ -480,7 +480,7 @@ def _transposed(
             return transposed_volumes(layer, images, weight, array_rows)
         if x.ndim == 3:  # signals are images of one row
             weight, images = weight.unsqueeze(2), images.unsqueeze(2)
-        y = TransposedProduct.apply(images, weight, conv_of(layer), array_rows)
+        y = transposed_product_of(images, weight, conv_of(layer), array_rows)
         return y.reshape(len(y), y.shape[1], *layer.output.shape[2:])
 
     others = {role: each for role, each in late.items() if each is not None}
@@ -525,9 +525,7 @@ def _selected(
 ) -> torch.Tensor:
     """The product of rows with a single one and a table."""
     conv = conv_of(layer)
-    product = TransposedProduct.apply(
-        rows[..., None, None], table[..., None, None], conv, array_rows
-    )
+    product = transposed_product_of(rows[..., None, None], table[..., None, None], conv, array_rows)
     return product.flatten(1)
 
 
@@ -554,7 +552,7 @@ def _matrices(one: torch.Tensor, other: torch.Tensor, array_rows: int) -> torch.
     conv = ConvSpec.linear(one.shape[-2], other.shape[-1], one.shape[-1])
     turned = other.transpose(-1, -2)
     found = [
-        Product.apply(a[..., None, None], b[..., None, None], conv, array_rows)
+        product_of(a[..., None, None], b[..., None, None], conv, array_rows)
         for a, b in zip(
             one.reshape(-1, *one.shape[-2:]), turned.reshape(-1, *turned.shape[-2:]), strict=True
         )
@@ -571,7 +569,7 @@ def _convolved(
     conv = replace(conv_of(layer), cin=x.shape[1], cout=weight.shape[0])
     # A one-dimensional convolution is computed on images of one row.
     rows = x.unsqueeze(2) if x.ndim == 3 else x
-    y = Product.apply(rows, weight.unsqueeze(2) if x.ndim == 3 else weight, conv, array_rows)
+    y = product_of(rows, weight.unsqueeze(2) if x.ndim == 3 else weight, conv, array_rows)
     shape = layer.output.shape
     return y.reshape(shape[0], conv.cout, *shape[2:])
 
@@ -590,5 +588,5 @@ def _multiplied(
         each.reshape(-1, *sizes).permute(0, *(1 + axis for axis in axes)).flatten(1)
         for each in (x, weight)
     )
-    y = Product.apply(rows[..., None, None], columns[..., None, None], conv, array_rows)
+    y = product_of(rows[..., None, None], columns[..., None, None], conv, array_rows)
     return y.reshape(*layer.output.shape[:-1], conv.cout)

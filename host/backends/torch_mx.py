@@ -205,58 +205,73 @@ def _clean(x: torch.Tensor) -> torch.Tensor:
     return torch.where(x.isnan(), torch.full_like(x, float("nan")), x)
 
 
-class Product(torch.autograd.Function):  # type: ignore[misc]
-    """A convolution's three passes, without its bias.
+class _Product(torch.autograd.Function):  # type: ignore[misc]
+    """The three passes of a convolution, or of a transposed one, without its bias.
 
-    Called as ``Product.apply(x, weight, conv, array_rows)`` with `x` of shape (batch, cin, h, w)
-    and `weight` of shape (cout, cin, kh, kw).
+    The forward pass of the transposed one is the gradient of the convolution's input, and the other
+    way round.
     """
 
     @staticmethod
     def forward(
-        ctx: Any, x: torch.Tensor, weight: torch.Tensor, conv: ConvSpec, array_rows: int
+        ctx: Any,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        conv: ConvSpec,
+        array_rows: int,
+        transposed: bool,
     ) -> torch.Tensor:
-        """Return y, of shape (batch, cout, oh, ow)."""
-        ctx.conv, ctx.array_rows = conv, array_rows
+        """Return y; see `product_of` and `transposed_product_of`."""
+        ctx.spec = conv, array_rows
+        ctx.transposed = transposed
         ctx.save_for_backward(x, weight)
-        return convolved(x, weight, conv, array_rows)
+        return (input_gradient if transposed else convolved)(x, weight, conv, array_rows)
 
     @staticmethod
     def backward(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         """Return the gradients of both operands."""
-        conv: ConvSpec = ctx.conv
-        array_rows: int = ctx.array_rows
         x, weight = ctx.saved_tensors
-        dx = input_gradient(dy, weight, conv, array_rows) if ctx.needs_input_grad[0] else None
-        dw = weight_gradient(x, dy, conv, array_rows) if ctx.needs_input_grad[1] else None
-        return dx, dw, None, None
+        dx = dw = None
+        if ctx.needs_input_grad[0]:
+            dx = (convolved if ctx.transposed else input_gradient)(dy, weight, *ctx.spec)
+        if ctx.needs_input_grad[1]:
+            pair = (dy, x) if ctx.transposed else (x, dy)
+            dw = weight_gradient(*pair, *ctx.spec)
+        return dx, dw, None, None, None
 
 
-class TransposedProduct(torch.autograd.Function):  # type: ignore[misc]
-    """The three passes of a transposed convolution, without its bias.
+def product_of(
+    x: torch.Tensor, weight: torch.Tensor, conv: ConvSpec, array_rows: int
+) -> torch.Tensor:
+    """A convolution without its bias, with gradients.
 
-    Called as ``TransposedProduct.apply(x, weight, conv, array_rows)``, where `conv` is the
-    convolution of which this is the input gradient: `x` is of shape (batch, cout, oh, ow).
+    Parameters
+    ----------
+    x : torch.Tensor
+        Of shape (batch, cin, h, w).
+    weight : torch.Tensor
+        Of shape (cout, cin, kh, kw).
+    conv : ConvSpec
+    array_rows : int
+        Rows of the core's array.
+
+    Returns
+    -------
+    torch.Tensor
+        Of shape (batch, cout, oh, ow).
     """
+    return _Product.apply(x, weight, conv, array_rows, False)
 
-    @staticmethod
-    def forward(
-        ctx: Any, x: torch.Tensor, weight: torch.Tensor, conv: ConvSpec, array_rows: int
-    ) -> torch.Tensor:
-        """Return y, of shape (batch, cin, h, w)."""
-        ctx.conv, ctx.array_rows = conv, array_rows
-        ctx.save_for_backward(x, weight)
-        return input_gradient(x, weight, conv, array_rows)
 
-    @staticmethod
-    def backward(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        """Return the gradients of both operands."""
-        conv: ConvSpec = ctx.conv
-        array_rows: int = ctx.array_rows
-        x, weight = ctx.saved_tensors
-        dx = convolved(dy, weight, conv, array_rows) if ctx.needs_input_grad[0] else None
-        dw = weight_gradient(dy, x, conv, array_rows) if ctx.needs_input_grad[1] else None
-        return dx, dw, None, None
+def transposed_product_of(
+    x: torch.Tensor, weight: torch.Tensor, conv: ConvSpec, array_rows: int
+) -> torch.Tensor:
+    """A transposed convolution without its bias, with gradients; parameters as for `product_of`.
+
+    `conv` is the convolution of which this is the gradient of the input: `x` is of shape
+    (batch, cout, oh, ow), and the result of shape (batch, cin, h, w).
+    """
+    return _Product.apply(x, weight, conv, array_rows, True)
 
 
 def convolved(
