@@ -24,7 +24,7 @@ from fpgapipe.boards.library import load_board
 from fpgapipe.errors import UserError
 from fpgapipe.host.backends.model import ModelBackend
 from fpgapipe.host.backends.torch_backend import TorchBackend
-from fpgapipe.host.make.planning import PIPELINES, STRATEGIES, plan_shards
+from fpgapipe.host.make.planning import PIPELINES, plan_shards, strategy_names
 from fpgapipe.host.runtime.numeric_check import LOSS_NOISE, MX_NOISE
 from fpgapipe.lowering.lower import build_pipeline
 from fpgapipe.lowering.program.pipeline import PipelineProgram
@@ -44,7 +44,7 @@ SHAPES = (
 )  # fmt: skip
 """Batches, micro-batches and devices."""
 
-NAMES = tuple(name for name in STRATEGIES if name != "auto")
+NAMES = tuple(name for name in strategy_names() if name != "auto")
 
 INNER = (
     " gathered",

@@ -18,22 +18,24 @@ from fpgapipe.partition.explore.smallest import explore_smallest
 from fpgapipe.partition.plan import DATA_PARALLEL, LAYERWISE, Plan
 from fpgapipe.partition.pricing.machine_search import LOOKS, explore_remembered
 from fpgapipe.partition.schedule.built_schedules import check_schedule_kind
-from fpgapipe.partition.strategies.data_parallel import plan_data_parallel
-from fpgapipe.partition.strategies.layerwise import LayerwisePlan
-from fpgapipe.partition.strategies.one_axis import ONE_AXIS, plan_one_axis
-from fpgapipe.partition.strategies.plan_hybrid import plan_given_stages, plan_hybrid
-from fpgapipe.partition.strategies.plan_layerwise import plan_given_degrees, plan_layerwise
+from fpgapipe.partition.strategies.plan_hybrid import plan_given_stages
+from fpgapipe.partition.strategies.plan_layerwise import plan_given_degrees
+from fpgapipe.partition.strategies.registered import STRATEGIES
+from fpgapipe.partition.strategies.strategy import Found
 from fpgapipe.partition.strategies.strategy_file import StrategyFile
-from fpgapipe.partition.timeline.timeline import Timeline
 from fpgapipe.stopwatch import phase
-
-Shards = tuple[Plan, Timeline, LayerwisePlan | None]
-
-STRATEGIES = ("pipeline", "merge", "data", *ONE_AXIS, "layerwise", "hybrid", "auto")
-"""Strategies by name; any other is the path of a file."""
 
 PIPELINES = ("pipeline", "merge")
 """Strategies whose plans are pipelines, which have a schedule."""
+
+
+AUTO = "auto"
+"""Name that asks for the fastest of a pipeline and the strategies that are tried."""
+
+
+def strategy_names() -> list[str]:
+    """All that may be asked for by name; anything else is the path of a file."""
+    return [*PIPELINES, *STRATEGIES.names(), AUTO]
 
 
 def spec_of(cluster: Cluster | ClusterSpec) -> ClusterSpec:
@@ -92,10 +94,11 @@ def check_strategy(strategy: str, schedule: str, free: tuple[str, ...]) -> None:
     UserError
         If there is no such strategy, or they contradict each other.
     """
-    if strategy not in STRATEGIES and not Path(strategy).exists():
+    names = strategy_names()
+    if strategy not in names and not Path(strategy).exists():
         raise UserError(
-            f"--strategy must be {', '.join(STRATEGIES[:-1])}, {STRATEGIES[-1]}, or a file, not "
-            f"{shown(strategy)}{nearest(strategy, STRATEGIES)}"
+            f"--strategy must be {', '.join(names)}, or a file, not {shown(strategy)}"
+            f"{nearest(strategy, names)}"
         )
     if strategy not in PIPELINES and schedule not in free:
         raise UserError(
@@ -109,7 +112,7 @@ def check_strategy(strategy: str, schedule: str, free: tuple[str, ...]) -> None:
 
 def plan_shards(
     request: Request, network: str, strategy: str, progress: Progress = silent
-) -> Shards:
+) -> Found:
     """Find the fastest plan in which each device has all layers or parts of them.
 
     Parameters
@@ -118,7 +121,7 @@ def plan_shards(
     network : str
         The name under which the network was loaded.
     strategy : str
-        ``data``, ``layerwise``, ``hybrid``, a name of `ONE_AXIS`, or the path of a file with
+        A name of `fpgapipe.partition.strategies.registered.STRATEGIES`, or the path of a file with
         degrees or stages.
     progress : callable
 
@@ -129,35 +132,32 @@ def plan_shards(
     search : LayerwisePlan or None
         How degrees were found.
     """
-    given = None if strategy in STRATEGIES else StrategyFile.read(Path(strategy))
+    known = strategy in STRATEGIES
+    given = None if known else StrategyFile.read(Path(strategy))
     with progress() as display, phase("planning"):
         display.add_task("planning")
-        if given is not None:
-            plan_given = plan_given_degrees if given.stages is None else plan_given_stages
-            return *plan_given(request, network, given, display.count), None
-        if strategy == "hybrid":
-            return *plan_hybrid(request, network, display.count), None
-        if strategy == "data":
-            return *plan_data_parallel(request, network, display.count), None
-        if strategy in ONE_AXIS:
-            return *plan_one_axis(request, network, strategy, display.count), None
-        return plan_layerwise(request, network, display.count)
+        if given is None:
+            return STRATEGIES[strategy].search(request, network, display.count)
+        plan_given = plan_given_degrees if given.stages is None else plan_given_stages
+        return *plan_given(request, network, given, display.count), None
 
 
 def fastest_shards(
     request: Request, network: str, progress: Progress = silent
-) -> tuple[list[Shards], list[str]]:
-    """The fastest data-parallel, layer-wise and hybrid plans, and why one of them is impossible.
+) -> tuple[list[Found], list[str]]:
+    """The fastest plan of each strategy that is tried, and why one of them is impossible.
 
     Parameters
     ----------
     request, network, progress
         As for `plan_shards`.
     """
-    found: list[Shards] = []
+    found: list[Found] = []
     refused = []
-    several = ("hybrid",) if len(request.cluster.devices) > 2 else ()
-    for strategy in ("data", "layerwise", *several):
+    for strategy in STRATEGIES.names():
+        kind = STRATEGIES[strategy]
+        if not kind.is_tried or len(request.cluster.devices) < kind.least_devices:
+            continue
         try:
             found.append(plan_shards(request, network, strategy, progress))
         except UserError as error:

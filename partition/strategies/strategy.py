@@ -1,0 +1,43 @@
+"""A strategy: a way to share a network among devices, with the search for its fastest plan."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeAlias
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from fpgapipe.partition.explore.explorer import Request
+    from fpgapipe.partition.plan import Plan
+    from fpgapipe.partition.strategies.layerwise import LayerwisePlan
+    from fpgapipe.partition.timeline.timeline import Timeline
+
+Found: TypeAlias = "tuple[Plan, Timeline, LayerwisePlan | None]"
+"""A plan, its event simulation, and how degrees of layers were found, if they were searched."""
+
+Search: TypeAlias = "Callable[[Request, str, Callable[[int, int], object]], Found]"
+
+
+@dataclass(frozen=True)
+class Strategy:
+    """A way to share a network among devices that is no pipeline of single devices.
+
+    Those of fpgapipe are registered in `fpgapipe.partition.strategies.registered`, those of other
+    packages by entry points of the group ``fpgapipe.strategies``. Pipelines, whose search is that
+    of `fpgapipe.partition.explore.explorer`, are none.
+
+    Attributes
+    ----------
+    search : callable
+        Returns the fastest plan for a request and the name of a network. It tells its third
+        argument the number of steps done and of all, and raises `UserError` if there is no plan.
+    is_tried : bool
+        Whether it is tried if the fastest of all strategies is asked for.
+    least_devices : int
+        Devices of the smallest cluster for which it is tried then.
+    """
+
+    search: Search
+    is_tried: bool = False
+    least_devices: int = 1
