@@ -315,7 +315,7 @@ class ClusterBench:
             "window_cycles": self.window_cycles,
             "cycles": self.cycles,
             "macs": macs,
-            "utilisation": macs / (self.cycles * core.rows * core.cols * number),
+            "utilisation": macs / (self.cycles * core.array.cells * number),
             "link_words": self.words,
             "replays": self.replays,
             "matches_model": self.matches_model,

@@ -126,7 +126,7 @@ class CoreBench:
             "cycles": self.cycles,
             "predicted_cycles": predicted,
             "error": (predicted - self.cycles) / self.cycles,
-            "utilisation": macs / (self.cycles * self.core.rows * self.core.cols),
+            "utilisation": macs / (self.cycles * self.core.array.cells),
             "matches_model": self.matches_model,
             "instructions": len(self.program.instructions),
             "counters": dict(self.counters),

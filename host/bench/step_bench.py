@@ -99,7 +99,7 @@ class StepBench:
             "error": (self.predicted_cycles - self.cycles) / self.cycles,
             "gemm_busy": self.counters["GEMM0_BUSY"] / self.cycles,
             "gemm_streaming": self.gemm_busy_share,
-            "utilisation": macs / (self.cycles * core.rows * core.cols),
+            "utilisation": macs / (self.cycles * core.array.cells),
             "matches_model": self.differing_bytes == 0,
             "differing_bytes": self.differing_bytes,
             "instructions": len(program.instructions),

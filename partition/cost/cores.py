@@ -32,6 +32,7 @@ from fpgapipe.hw.hls_models.spec.core_spec import (
 from fpgapipe.hw.hls_models.spec.device import DeviceSpec
 from fpgapipe.hw.hls_models.spec.link import TRAILER_BYTES, LinkEngineSpec
 from fpgapipe.hw.hls_models.spec.node import NodeSpec
+from fpgapipe.hw.hls_models.spec.systolic import SystolicSpec
 from fpgapipe.partition.cost.work_products import Formats
 
 if TYPE_CHECKING:
@@ -313,7 +314,7 @@ def _widest(
     device: DeviceSpec, rows: int, num_engines: int, sized: Callable[[int, int], NodeSpec]
 ) -> int:
     """Most columns that `CoreSpec` allows and with which a core fits; 0 if none does."""
-    most = device.dsp // (rows * num_engines)
+    most = device.dsp // (SystolicSpec(rows, 1).dsps * num_engines)
     widths: list[int] = [*range(min(MX_BLOCK, most + 1)), *range(MX_BLOCK, most + 1, MX_BLOCK)]
     low, high = 0, len(widths)
     while high - low > 1:

@@ -183,7 +183,7 @@ class DatapathSpec:
         added = self.tile_cycles(m)
         waited = added - max(m, self.cols) if k > 1 else 0
         between = n * (k - 1) * added + (n - 1) * max(m, self.cols - waited)
-        return self.cols + 1 + between + m + self.latency_cycles
+        return self.array.load_cycles + between + m + self.latency_cycles
 
 
 def _operand(

@@ -94,13 +94,13 @@ COEFFICIENTS = {
     each.block: each
     for each in (
         Coefficient(
-            "cell", "cell", 2, 42, 0, 1, "counted",
-            "one DSP for each int8 product; activation, two weights, product and two marks in "
+            "cell", "cell", 2, 42, 0, 0, "counted",
+            "besides its DSPs (`SystolicSpec`): activation, two weights, product and two marks in "
             "flip-flops, plus acc_bits LUTs and flip-flops for the sum. Yosys leaves adder and "
             "registers outside a DSP48E2; Vivado is expected to pack them",
         ),
         Coefficient(
-            "packed cell", "cell", 2.4, 17.3, 0, 1, "counted",
+            "packed cell", "cell", 2.4, 17.3, 0, 0, "counted",
             "the same on a DSP48E1, where Yosys does pack product and sum (-family xc7, 8x8 and "
             "16x32, within 10 %)",
         ),
@@ -308,10 +308,11 @@ COEFFICIENTS = {
 }  # fmt: skip
 
 
-def cells(rows: int, cols: int) -> Resources:
+def cells(array: SystolicSpec) -> Resources:
     """Resources of an array's cells, on a part where Yosys leaves the adders outside the DSPs."""
-    acc_bits = SystolicSpec(rows, 1).acc_bits
-    return (COEFFICIENTS["cell"].resources + Resources(lut=acc_bits, ff=acc_bits)) * (rows * cols)
+    sums = Resources(lut=array.acc_bits, ff=array.acc_bits)
+    cell = COEFFICIENTS["cell"].resources + sums
+    return cell * array.cells + Resources(dsp=array.dsps)
 
 
 def skew(rows: int, cols: int) -> Resources:

@@ -15,6 +15,7 @@ from fpgapipe.hw.hls_models.resources import control_counts, core_counts
 from fpgapipe.hw.hls_models.resources.core_counts import COEFFICIENTS as COEFFICIENTS
 from fpgapipe.hw.hls_models.resources.core_counts import Resources as Resources
 from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec, ScratchpadSpec
+from fpgapipe.hw.hls_models.spec.systolic import SystolicSpec
 
 BRAM36_DATA_BYTES = 4096
 URAM_DATA_BYTES = 32768
@@ -200,9 +201,10 @@ def _lut4(logic: Resources, placed: CoreOnPart) -> Resources:
 
 
 def _cells(placed: CoreOnPart, cols: int) -> Resources:
+    array = SystolicSpec(placed.core.rows, cols)
     if placed.dsp_kind == "DSP48E1":
-        return COEFFICIENTS["packed cell"].resources * (placed.core.rows * cols)
-    return core_counts.cells(placed.core.rows, cols)
+        return COEFFICIENTS["packed cell"].resources * array.cells + Resources(dsp=array.dsps)
+    return core_counts.cells(array)
 
 
 def _skew(placed: CoreOnPart) -> Resources:

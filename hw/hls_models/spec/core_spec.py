@@ -196,7 +196,7 @@ class CoreSpec:
     @property
     def cells(self) -> int:
         """Multiply-accumulates per cycle, all engines together."""
-        return self.rows * self.cols * self.num_engines
+        return self.array.cells * self.num_engines
 
     @property
     def vector_lanes(self) -> int:

@@ -56,6 +56,16 @@ class SystolicSpec:
             )
 
     @property
+    def cells(self) -> int:
+        """Multiply-accumulates per cycle."""
+        return self.rows * self.cols
+
+    @property
+    def dsps(self) -> int:
+        """DSPs of the cells, of which each computes its product in one."""
+        return self.cells
+
+    @property
     def load_cycles(self) -> int:
         """Cycles from the first column of a tile's weights to its first vector.
 
