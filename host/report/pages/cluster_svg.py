@@ -196,7 +196,7 @@ def _stage_table(subject: Subject) -> str:
     pairs = zip(subject.plan.nodes, subject.plan.node_layers, strict=True)
     for i, (node, names) in enumerate(pairs):
         core = node.core
-        cells = core.rows * core.cols * core.num_engines
+        cells = core.cells
         passes = (
             node.forward_s,
             node.input_gradient_s,
