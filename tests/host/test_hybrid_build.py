@@ -185,7 +185,7 @@ def test_command_line(cli, tmp_path):
     value = json.loads(found)
     assert (value["schedule"], value["num_microbatches"]) == ("gpipe", 2)
     assert value["build"]["possible"]
-    assert value["degrees"]["conv1"] == {"sample": 2}
+    assert value["stages"][0]["degrees"]["conv1"] == {"sample": 2}
     _, shown, _ = cli(
         "plan",
         "digits-cnn",

@@ -258,11 +258,11 @@ def test_files_that_are_no_strategy(tmp_path, text, message):
 def test_plans_that_are_none_are_refused():
     plan, _, _ = given({"*": {"sample": 2}})
     value = json.loads(plan.to_json())
-    del value["degrees"][next(iter(value["degrees"]))]
-    with pytest.raises(ValueError, match="must have degrees of each layer"):
+    value["stages"][0]["degrees"]["conv1"] = {"sample": 3}
+    with pytest.raises(ValueError, match="4 micro-batches cannot be shared equally by 3 devices"):
         Plan.model_validate_json(json.dumps(value))
-    value = json.loads(plan.to_json()) | {"schedule": "data-parallel"}
-    with pytest.raises(ValueError, match="a data-parallel plan has no degrees"):
+    value["stages"][0]["degrees"]["conv1"] = {"depth": 2}
+    with pytest.raises(ValueError, match="Input should be 'sample', 'channel', 'height', 'width'"):
         Plan.model_validate_json(json.dumps(value))
 
 
@@ -273,7 +273,7 @@ def test_command_line(cli, tmp_path):
     path.write_text(json.dumps({"degrees": degrees, "micro_batches": 2}))
     _, found, _ = cli("plan", "digits-cnn", *boards, "--strategy", path, "--json")
     value = json.loads(found)
-    assert value["degrees"]["fc1"] == {"channel": 2}
+    assert value["stages"][0]["degrees"]["fc1"] == {"channel": 2}
     assert value["build"]["possible"]
     _, shown, _ = cli("plan", "digits-cnn", *boards, "--micro-batches", 2, "--strategy", "auto")
     assert "cut into parts by" in shown

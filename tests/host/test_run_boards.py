@@ -107,7 +107,7 @@ def test_a_device_that_is_out_of_reach_leaves_the_states_of_all(lab, cli):
     looks = iter(range(10_000))
 
     def read(at, value):
-        if at == status and next(looks) == 4:
+        if at == status and next(looks) == 2:
             raise TransportError("/dev/xdma0_user: read of 4 bytes failed: Input/output error")
         return value
 
@@ -203,7 +203,7 @@ def test_options_that_do_not_fit(arguments, message, lab, cli):
             "devices[0].address: must be left out where 'count' is: give each device an entry",
         ),
         ("{name: a, board: BOARD, address: {}}", "has 1 devices, and the build needs 2"),
-        ("{name: a, board: kv260, count: 2}", "a0 is a kv260, and the build's stage 0 is for a"),
+        ("{name: a, board: kv260, count: 2}", "a0 is a kv260, and device 0 of the build is for a"),
         ("{name: a, board: BOARD, address: {registers: -1}}", "registers: must be 0..0xffffff"),
         ("{name: a, board: BOARD, address: {registers: 0xG}}", "registers: must be 0..0xffffff"),
         ("{name: a, board: BOARD, address: {memory_bytes: 1}}", "memory_bytes: must be 4 KiB.."),

@@ -182,8 +182,6 @@ def test_memory_map_is_data():
 
 def test_what_does_not_fit_is_refused():
     graph = every_operator(SAMPLES)
-    with pytest.raises(UserError, match="multiple of 2"):
-        shared_batch(graph, 2, 3)
     cores = [CORE, replace(CORE, links=CORE.links[:1]), CORE]
     with pytest.raises(UserError, match="device 1 needs 2 links, not 1"):
         in_parts(graph, cores, by_samples(graph, 3), 3)

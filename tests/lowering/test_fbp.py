@@ -17,8 +17,8 @@ from fpgapipe.hw.hls_models.isa.instructions import Opcode, decode, encode
 from fpgapipe.hw.hls_models.model.core import CoreModel
 from fpgapipe.hw.hls_models.spec.core_spec import ScratchpadSpec
 from fpgapipe.hw.hls_models.spec.link import LinkEngineSpec
+from fpgapipe.lowering import lower
 from fpgapipe.lowering.lower import build_pipeline
-from fpgapipe.lowering.program import pipeline as pipelines
 from fpgapipe.lowering.program.step import build_step
 from fpgapipe.lowering.schedule.schedule import Task, TaskKind, parse
 from fpgapipe.lowering.schedule.tasks import common_steps, single_device
@@ -210,7 +210,7 @@ def test_a_step_that_needs_itself_stands_still(monkeypatch):
     steps = {
         task: last.get(task.kind, task.microbatch + (task.kind is TaskKind.B)) for task in tasks
     }
-    monkeypatch.setattr(pipelines, "common_steps", lambda schedule: steps)
+    monkeypatch.setattr(lower, "common_steps", lambda schedule: steps)
     _, left = ran(built(network(), 2))
     assert all(left)
 
@@ -219,7 +219,7 @@ def test_a_core_needs_two_engines():
     graph = network()
     message = (
         "^schedule fbp-as runs forward and backward passes side by side, for which the core of "
-        "stage 1 needs 2 GEMM engines, not 1; give it num_engines=2, or take schedule 1f1b-as$"
+        "device 1 needs 2 GEMM engines, not 1; give it num_engines=2, or take schedule 1f1b-as$"
     )
     with pytest.raises(UserError, match=message):
         build_pipeline(graph, [CORE, ONE_ENGINE], cut(graph, 2), make_schedule("fbp-as", 2, COUNT))

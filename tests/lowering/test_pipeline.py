@@ -298,7 +298,7 @@ def test_kinds_that_are_built():
 def test_a_core_needs_links():
     graph = every_operator(SAMPLES)
     cores = [replace(CORE, links=(LinkEngineSpec(),))] * 3
-    with pytest.raises(UserError, match=r"^the core of stage 1 needs 2 links, not 1$"):
+    with pytest.raises(UserError, match=r"^the core of device 1 needs 2 links, not 1$"):
         build_pipeline(graph, cores, cut(graph, 3), make_schedule("gpipe", 3, COUNT))
 
 

@@ -456,7 +456,6 @@ def strided(batch):
 )
 def test_rows_that_cannot_be_cut(graph, letters, num_devices, message):
     network = graph(SAMPLES)
+    stages = one_stage(network, degrees_of(network, num_devices, letters), num_devices)
     with pytest.raises(NotImplementedError, match=message):
-        one_stage(network, degrees_of(network, num_devices, letters), num_devices).network(
-            network, 0, 0
-        )
+        network_of_device(stages, network, 0, 0)

@@ -19,8 +19,8 @@ from fpgapipe.host.backends.model import ModelBackend
 from fpgapipe.host.backends.simulator import SimulatorBackend
 from fpgapipe.hw.hls_models.cycles.core_cycles import MemorySpec
 from fpgapipe.hw.hls_models.numerics.element_format import FP32
+from fpgapipe.lowering import lower
 from fpgapipe.lowering.lower import build_pipeline
-from fpgapipe.lowering.program import pipeline as pipeline_module
 from fpgapipe.lowering.units.network_units import refusals_of
 from fpgapipe.lowering.units.step_options import StepOptions
 from fpgapipe.network.initial_values import initial_parameters, random_batch
@@ -78,7 +78,7 @@ def test_gradients_are_those_of_one_device(network, num_stages, kind, order):
 
 
 def test_without_the_sum_gradients_differ(monkeypatch):
-    monkeypatch.setattr(pipeline_module, "ties_of", lambda graph, stages: ())
+    monkeypatch.setattr(lower, "ties_of", lambda graph, stages, sizes: ())
     graph = language(SAMPLES)
     _, found = differences(graph, cut(graph, 2))
     assert found["table.weight.gradient"] > 0.1

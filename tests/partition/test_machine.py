@@ -49,7 +49,7 @@ def test_a_plan_has_the_times_and_bytes_of_its_programs(train):
     assert priced.predicted.level == "machine"
     assert priced.predicted.minibatch_s == pytest.approx(timing.event_cycles / clk_hz)
     assert timeline.makespan_s < priced.predicted.minibatch_s
-    assert [s.memory_bytes for s in priced.stages] == [p.memory_bytes for p in pipeline.parts]
+    assert [s.memory_bytes for s in priced.nodes] == [p.memory_bytes for p in pipeline.parts]
     cycles = timing.cluster.cycles
     assert priced.predicted.minibatch_s * clk_hz == pytest.approx(cycles, rel=0.02)
     assert price_plan(plan, graph, cluster, pipeline)[0] == priced
@@ -63,11 +63,11 @@ def test_a_few_microbatches_tell_the_times_of_many(kind, monkeypatch):
     few, _ = price_plan(plan, graph, cluster)
     assert few != whole
     assert few.predicted.minibatch_s == pytest.approx(whole.predicted.minibatch_s, rel=0.005)
-    for one, other in zip(few.stages, whole.stages, strict=True):
+    for one, other in zip(few.nodes, whole.nodes, strict=True):
         assert one.memory_bytes == other.memory_bytes
     # What is known of the programs is taken from them.
     exact, _ = price_plan(plan, graph, cluster, lower_plan(plan, graph, cluster))
-    assert [s.memory_bytes for s in exact.stages] == [s.memory_bytes for s in whole.stages]
+    assert [s.memory_bytes for s in exact.nodes] == [s.memory_bytes for s in whole.nodes]
 
 
 def test_a_few_microbatches_are_lowered_with_the_options_of_all(monkeypatch):
@@ -78,9 +78,9 @@ def test_a_few_microbatches_are_lowered_with_the_options_of_all(monkeypatch):
     monkeypatch.setattr(machine, "ENOUGH_LAYERS", FEW * sum(map(len, layers_of(plan))))
     few, _ = price_plan(plan, graph, cluster, pipeline, options)
     assert few.predicted.minibatch_s == pytest.approx(whole.predicted.minibatch_s, rel=0.005)
-    assert few.stages[0].sends_bytes == whole.stages[0].sends_bytes
+    assert few.nodes[0].sends_bytes == whole.nodes[0].sends_bytes
     default, _ = price_plan(plan, graph, cluster)
-    assert default.stages[0].sends_bytes < few.stages[0].sends_bytes
+    assert default.nodes[0].sends_bytes < few.nodes[0].sends_bytes
 
 
 @pytest.mark.parametrize(
