@@ -18,9 +18,8 @@ from fpgapipe.hw.hls_models.cycles.cluster_cycles import predict_cluster
 from fpgapipe.hw.hls_models.isa.instructions import Opcode, span_of
 from fpgapipe.lowering.lower import build_pipeline
 from fpgapipe.lowering.schedule.schedule import TaskKind, forward_only
-from fpgapipe.network.graph_json import to_json
 from fpgapipe.partition.plan import DATA_PARALLEL, Prediction
-from fpgapipe.partition.pricing.plan_cores import core_specs, memory_specs, wire_timings
+from fpgapipe.partition.pricing.plan_cores import asked_of, core_specs, memory_specs, wire_timings
 from fpgapipe.partition.pricing.plan_memory import node_memory
 from fpgapipe.partition.pricing.price_cache import remembered
 from fpgapipe.partition.schedule.schedule_kinds import make_schedule
@@ -191,17 +190,12 @@ def _question(
     plan: Plan, graph: Graph, cluster: ClusterSpec, options: StepOptions
 ) -> dict[str, Any]:
     """All that the cycles of the programs depend on."""
-    return {
+    return asked_of(plan, graph, cluster, options) | {
         "what": "nodes together",
-        "graph": to_json(graph),
         "layers": plan.division.layers,
         "sizes": plan.division.sizes,
         "degrees": {name: asdict(each) for name, each in plan.division.degrees.items()},
-        "cores": [asdict(core) for core in core_specs(plan)],
-        "memories": [asdict(memory) for memory in memory_specs(plan)],
-        "wires": [asdict(wire) for wire in wire_timings(plan, cluster)],
         "schedule": [plan.schedule, plan.rounds],
-        "options": repr(options),
     }
 
 

@@ -25,6 +25,7 @@ from fpgapipe.partition.pricing.few_tasks import few_tasks
 from fpgapipe.partition.pricing.few_timing import FewTiming, timeline_of
 from fpgapipe.partition.pricing.joint_prices import price_together, timed_rounds
 from fpgapipe.partition.pricing.plan_cores import (
+    asked_of,
     core_specs,
     devices_of,
     memory_specs,
@@ -281,15 +282,10 @@ def _question(
     plan: Plan, graph: Graph, cluster: ClusterSpec, options: StepOptions
 ) -> dict[str, Any]:
     """All that the cycles of a plan's programs depend on."""
-    return {
+    return asked_of(plan, graph, cluster, options) | {
         "what": "plan",
-        "graph": to_json(graph),
-        "layers": [stage.layers for stage in plan.stages],
-        "cores": [asdict(core) for core in core_specs(plan)],
-        "memories": [asdict(memory) for memory in memory_specs(plan)],
-        "wires": [asdict(wire) for wire in wire_timings(plan, cluster)],
+        "layers": plan.division.layers,
         "schedule": [plan.schedule, plan.num_microbatches, _most(plan)],
-        "options": repr(options),
     }
 
 

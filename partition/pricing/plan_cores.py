@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import math
+from dataclasses import asdict
 from fractions import Fraction
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fpgapipe.errors import UserError
 from fpgapipe.hw.hls_models.cycles.core_cycles import MemorySpec
 from fpgapipe.hw.hls_models.cycles.link_cycles import WireTiming
+from fpgapipe.network.graph_json import to_json
 
 if TYPE_CHECKING:
     from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec
     from fpgapipe.hw.hls_models.spec.device import ClusterSpec
+    from fpgapipe.lowering.units.step_options import StepOptions
+    from fpgapipe.network.graph import Graph
     from fpgapipe.partition.plan import Plan
 
 MAX_RATE_DENOMINATOR = 1 << 16
@@ -24,6 +28,19 @@ def core_specs(plan: Plan) -> list[CoreSpec]:
     """Cores of all nodes; equal ones are one object."""
     known: dict[CoreSpec, CoreSpec] = {}
     return [known.setdefault(node.core, node.core) for node in plan.nodes]
+
+
+def asked_of(
+    plan: Plan, graph: Graph, cluster: ClusterSpec, options: StepOptions
+) -> dict[str, Any]:
+    """What the cycles of any program of a plan depend on, as values of JSON."""
+    return {
+        "graph": to_json(graph),
+        "cores": [asdict(core) for core in core_specs(plan)],
+        "memories": [asdict(memory) for memory in memory_specs(plan)],
+        "wires": [asdict(wire) for wire in wire_timings(plan, cluster)],
+        "options": repr(options),
+    }
 
 
 def devices_of(plan: Plan, cluster: ClusterSpec) -> list[int]:
