@@ -287,7 +287,7 @@ class WriteArbiter(wiring.Component):
         comes after its data.
     """
 
-    _TURNS = 4
+    _TURNS = 16
     """Largest number of bursts whose address was taken and whose data have not all been sent."""
 
     def __init__(self, num_masters, bus_bytes):
