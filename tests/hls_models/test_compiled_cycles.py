@@ -90,7 +90,7 @@ def product(rng):
 
     def operand(base):
         flags = {name: rng.randrange(2) for name in ("transposed", "walks_blocks")}
-        left = {"pos0_left": 0, "pos1_left": 0}
+        left = {"pos0_left": 0, "pos1_left": 0, "emit_last": rng.randint(1, 32)}
         nests = {name: loops() for name in ("outer", "tap", "pos")}
         return {"fp32": 0, "base": base, **flags, **left, **nests}
 

@@ -101,6 +101,8 @@ class Channel:
         self.free = 0.0  # earliest begin of the next burst, given the earlier requests
         self.opener: Flow | None = None  # the flow whose first burst took the first place
         self.places = 0  # places that are left for bursts under way
+        self.waiting = 0  # flows of bursts in the queue
+        self.emptied = -NEVER  # time at which the last one of them ended
 
     def transfer(self, index: int, body: Mapping[str, Any], begins: float) -> None:
         """Request the words of a load, a store or a packet."""
@@ -116,6 +118,8 @@ class Channel:
         # One burst is requested per cycle, and one cycle is lost between instructions.
         begins = max(begins, self.free)
         self.free = begins + bursts + 1
+        if not self.waiting and begins >= self.emptied + self.hold:
+            self.opener, self.places = None, 0  # no burst is under way any more
         while bursts:
             opener = self.opener
             opens = opener is None or not self.places
@@ -131,6 +135,7 @@ class Channel:
                 if opener is not None:
                     opener.precede(flow, hold)
             self.queue.append(flow)
+            self.waiting += 1
 
     def wants(self, now: float) -> float:
         """Return how many words per cycle the channel could move now."""
@@ -149,8 +154,8 @@ class Channel:
         # A frame that has only the tag has no words to move, but it needs a share to be finished.
         return max(min(words, self.most_words), _EPSILON)
 
-    def move(self, elapsed: float) -> Flow | None:
-        """Move words, and return the flow that has ended, if one has."""
+    def move(self, elapsed: float, now: float) -> Flow | None:
+        """Move words until now, and return the flow that has ended, if one has."""
         if not self.rate:
             return None
         flow = self.queue[0]
@@ -158,6 +163,9 @@ class Channel:
         if flow.words > _EPSILON:
             return None
         self.rate = 0.0
+        if flow.burst_words:
+            self.waiting -= 1
+            self.emptied = now
         return self.queue.popleft()
 
     def next(self, now: float) -> float:
@@ -234,6 +242,7 @@ class Bus:
                     if asked > _EPSILON:
                         place = at + 1
                         queue.insert(place, flow.split(asked))
+                        self.reads.waiting += 1
                     break
                 places -= flow.words / flow.burst_words
             place = at + 1
@@ -249,11 +258,11 @@ class Bus:
         """
         elapsed = now - self.last
         self.last = now
-        read, write = self.reads.move(elapsed), self.writes.move(elapsed)
+        read, write = self.reads.move(elapsed, now), self.writes.move(elapsed, now)
         ended = []
         for pair in self.packets:
             for channel in pair:
-                if (flow := channel.move(elapsed)) is not None:
+                if (flow := channel.move(elapsed, now)) is not None:
                     ended.append((channel is pair[0], flow))
         if write is not None or not all(sent for sent, _ in ended):
             self.written = now

@@ -126,6 +126,10 @@ def ask(s: State, channel: int, index: int, words: int, bursts: int, begins: flo
     hold = ch.hold + burst / ch.fastest
     begins = larger(begins, ch.free)
     ch.free = begins + bursts + 1
+    if ch.waiting == 0 and begins >= ch.emptied + ch.hold:
+        if ch.opener_left:
+            _free_flow(s, ch.opener)
+        ch.opener, ch.opener_left, ch.places = -1, 0, 0
     while bursts:
         opens = ch.opener < 0 or ch.places == 0
         if opens:
@@ -151,6 +155,7 @@ def ask(s: State, channel: int, index: int, words: int, bursts: int, begins: flo
         else:
             s.flows[ch.tail].next = number
         ch.tail = number
+        ch.waiting += 1
 
 
 @compiled_without_counts
@@ -188,6 +193,7 @@ def fetch_words(s: State, device: int, now: float) -> None:
                     flow.index, flow.words = -1, asked
                     before = number
                     _insert(s, channel, before, rest)
+                    ch.waiting += 1
                 break
             places -= flow.words / flow.burst
         before, number = number, flow.next
@@ -215,6 +221,9 @@ def move_words(s: State, device: int, now: float) -> None:
             continue
         ch.rate = 0.0
         ch.ended, ch.ended_program = flow.index, flow.burst == 0.0
+        if flow.burst != 0.0:
+            ch.waiting -= 1
+            ch.emptied = now
         gone = ch.head
         ch.head = flow.next
         if ch.head < 0:

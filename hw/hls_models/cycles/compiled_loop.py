@@ -219,7 +219,7 @@ def _start_product(s: State, device: int, number: int, index: int, now: float) -
         last_tile_from + timing.stall_cycles, first_b + timing.later_b_words
     )
     engine.streams_until = ends
-    engine.busy_until = ends - whole.read_ahead_cycles - timing.a_late
+    engine.busy_until = ends - whole.read_ahead_cycles - timing.a_ahead
     s.devices[device].gemm_cycles += ends - begins
     _end(s, device, index, ends + engine.latency + timing.latest)
     return taken

@@ -148,8 +148,8 @@ ENGINE = np.dtype(
 CHANNEL = np.dtype(
     _record(
         *("head", "tail", "outstanding", "most_words", "opener", "opener_left", "places"),
-        *("ended", "ended_program", "grows"),
-        floats=("hold", "fastest", "rate", "free", "want", "share"),
+        *("waiting", "ended", "ended_program", "grows"),
+        floats=("hold", "fastest", "rate", "free", "emptied", "want", "share"),
     )
 )
 """A `Channel`; its flows are a linked list from `head` to `tail`."""
@@ -181,8 +181,8 @@ CODE = np.dtype(
 
 PRODUCT = np.dtype(
     _record(
-        *("stream_cycles", "last_tile_cycles", "a_late", "b_late", "b_words", "later_b_words"),
-        *("stall_cycles", "latest"),
+        *("stream_cycles", "last_tile_cycles", "a_late", "b_late", "a_ahead", "b_words"),
+        *("later_b_words", "stall_cycles", "latest"),
     )
 )
 """A `GemmTiming`, and the cycles from the array's last sums to the end of the product."""
@@ -384,7 +384,7 @@ class Tables:
         written = engines.WRITTEN_CYCLES + timing.writes - 1
         row = (
             *(timing.stream_cycles, timing.last_tile_cycles, timing.a_late, timing.b_late),
-            *(timing.b_words, timing.later_b_words, timing.stall_cycles),
+            *(timing.a_ahead, timing.b_words, timing.later_b_words, timing.stall_cycles),
             written if timing.writes else engines.SUMMED_CYCLES,
         )
         return self._products.setdefault(row, len(self._products))
@@ -524,7 +524,8 @@ def _channels(channels: Sequence[Channel]) -> NDArray[Any]:
         table[name] = -1
     for name in ("outstanding", "most_words", "hold"):
         table[name] = [getattr(channel, name) for channel in channels]
-    table["fastest"] = [channel.fastest for channel in channels]
+    for name in ("fastest", "emptied"):
+        table[name] = [getattr(channel, name) for channel in channels]
     return table
 
 

@@ -314,7 +314,7 @@ class Gemm(Engine):
             last_tile_from + timing.stall_cycles, first_b + timing.later_b_words
         )
         self.streams_until = ends
-        self.reads_until = ends - READ_AHEAD_CYCLES - timing.a_late
+        self.reads_until = ends - READ_AHEAD_CYCLES - timing.a_ahead
         self.run.gemm_cycles += ends - begins
         latest = WRITTEN_CYCLES + timing.writes - 1 if timing.writes else SUMMED_CYCLES
         self.end(index, ends + core.array.latency_cycles + latest)

@@ -72,6 +72,9 @@ class GemmTiming:
     a_late, b_late : int
         Cycles by which the first vector of a transposed or FP32 operand is later than that of
         another operand.
+    a_ahead : int
+        Cycles by which the streamed operand's last read is further ahead of the last vector than
+        that of another operand.
     b_words, later_b_words : int
         Cycles of reading the first tile's weights, and of reading those of all other tiles.
     writes : int
@@ -85,6 +88,7 @@ class GemmTiming:
     last_tile_cycles: int
     a_late: int
     b_late: int
+    a_ahead: int
     b_words: int
     later_b_words: int
     writes: int
@@ -106,6 +110,9 @@ def gemm_timing(body: Mapping[str, Any], core: CoreSpec) -> GemmTiming:
     parts = core.scratchpad.parts
     writes = -(-core.cols * element // WORD_BYTES) * parts if extent["last"] else 0
     a, b = body["a"], body["b"]
+    a_late = _late(a, parts)
+    # `a_late` has the first reads. Behind the last ones a vector is left, or columns of a square.
+    saved = _first_reads(a, parts) - (a["emit_last"] if a["transposed"] else 1)
     # The base address does not matter; without it, many instructions share one cache entry.
     timing = _timing_of_tiles(
         *(m, k, n, extent["first"], writes, core.cols),
@@ -114,14 +121,13 @@ def gemm_timing(body: Mapping[str, Any], core: CoreSpec) -> GemmTiming:
             for operand, vectors in ((a, m), (b, core.cols))
         ),
         parts,
+        1 if a["transposed"] else parts,
+        saved,
     )
     stream, last, first_b, later_b, stall = timing
-    late = _late(b, parts)
-    if parts > 1:
-        # The columns of the first tile come one after the other, not one per cycle.
-        reads = parts * (2 if b["fp32"] else 1)
-        apart = first_b - reads if not b["transposed"] else (core.cols - 1) * parts
-        late += max(apart - (core.cols - 1), 0)
+    # The columns of the first tile may come further apart than one per cycle.
+    apart = (core.cols - 1) * parts if b["transposed"] else first_b - _first_reads(b, parts)
+    late = _late(b, parts) + max(apart - (core.cols - 1), 0)
     if _share_a_bank(a, b, core.scratchpad):
         items = (*_items(a, 2 * WORD_BYTES), *_items(b, 2 * WORD_BYTES))
         hazard = ACC_CYCLES if not (extent["first"] and k == 1) else 0
@@ -130,7 +136,7 @@ def gemm_timing(body: Mapping[str, Any], core: CoreSpec) -> GemmTiming:
         stream, last = found.stream_cycles, found.last_tile_cycles
         late += found.first_late
         stall = max(found.next_cycles - first_b, stall)
-    return GemmTiming(stream, last, _late(a, parts), late, first_b, later_b, writes, stall)
+    return GemmTiming(stream, last, a_late, late, a_late - saved, first_b, later_b, writes, stall)
 
 
 @lru_cache(maxsize=1 << 12)
@@ -159,6 +165,8 @@ def _timing_of_tiles(
     a: _Reading,
     b: _Reading,
     parts: int,
+    pace: int,
+    saved: int,
 ) -> tuple[int, int, int, int, int]:
     """Do what `_timing` does, given how the operands' tiles are read."""
     a_words, b_words = (
@@ -168,7 +176,7 @@ def _timing_of_tiles(
         )
         for each in (a, b)
     )
-    return _timing(m, k, n, first, writes, cols, a_words, b_words, parts)
+    return _timing(m, k, n, first, writes, cols, a_words, b_words, pace, saved)
 
 
 def _timing(
@@ -180,12 +188,15 @@ def _timing(
     cols: int,
     a_words: NDArray[np.int64],
     b_words: NDArray[np.int64],
-    parts: int = 1,
+    pace: int,
+    saved: int,
 ) -> tuple[int, int, int, int, int]:
     """Return five times of a product, in cycles.
 
     They are the times of all tiles and of the last tile, those of reading the weights of the first
-    tile and of all others from the scratchpad, and the stall of `GemmTiming`.
+    tile and of all others from the scratchpad, and the stall of `GemmTiming`. `pace` is
+    the least number of cycles from a streamed vector to the next one, and `saved` are the cycles
+    by which the streamed operand's reads are ahead of its vectors.
     """
     # The array waits for a tile's weights, which are read while the previous tile streams.
     moves = np.full(k * n, max(m, cols))
@@ -193,9 +204,11 @@ def _timing(
     if not (first and k == 1):
         np.maximum(moves[:-1], ACC_CYCLES, out=moves[:-1])
     # While results come without a gap, each one waits until the previous one has been written.
-    stall = (m - (m < cols or k > 1)) * max(writes - parts, 0)
+    stall = (m - (m < cols or k > 1)) * max(writes - pace, 0)
     moves[k - 1 :: k] += stall
-    tiles = np.maximum(np.maximum(a_words, np.append(b_words[1:], 0)), moves)
+    reads = np.maximum(a_words, np.append(b_words[1:], 0))
+    reads[-1] -= saved
+    tiles = np.maximum(reads, moves)
     return int(tiles.sum()), int(tiles[-1]), int(b_words[0]), int(b_words[1:].sum()), stall
 
 
@@ -205,6 +218,13 @@ def _cycles_of_fp32_tiles(numbers: _Numbers, loops: _Loops, tiles: int) -> NDArr
     _, used, _ = _pattern(numbers, loops).reads()
     cycles: NDArray[np.int64] = (1 + used).reshape(tiles, -1).sum(axis=1, dtype=np.int64)
     return cycles
+
+
+@lru_cache(maxsize=1 << 12)
+def _reads_of_first_fp32(numbers: _Numbers, loops: _Loops, words: int) -> int:
+    """Reads of the first words of an FP32 operand; a word of zeros takes one, others take two."""
+    _, used, _ = _pattern(numbers, loops).reads()
+    return words + int(used[:words].sum())
 
 
 def _share_a_bank(a: Mapping[str, Any], b: Mapping[str, Any], scratchpad: ScratchpadSpec) -> bool:
@@ -259,10 +279,16 @@ def _vectors_of_tile(operand: Mapping[str, Any], vectors: int) -> int:
     return BLOCK * vectors if operand["walks_blocks"] else vectors // BLOCK * BLOCK
 
 
+def _first_reads(operand: Mapping[str, Any], parts: int) -> int:
+    """Cycles of reading the first vector, or the first square of a transposed operand."""
+    words = BLOCK if operand["transposed"] else 1
+    return parts * (_reads_of_first_fp32(*_items(operand, 2), words) if operand["fp32"] else words)
+
+
 def _late(operand: Mapping[str, Any], parts: int) -> int:
-    halves = 2 if operand["fp32"] else 1
+    """Cycles by which the first vector is later than that of a BF16 operand as it lies."""
+    reads = _first_reads(operand, parts)
     if parts == 1:
-        return (BLOCK * halves + TRANSPOSE_CYCLES) if operand["transposed"] else halves - 1
-    reads = parts * halves  # those of a word
-    late = BLOCK * reads + NARROW_TRANSPOSE_CYCLES if operand["transposed"] else reads - parts
+        return reads + TRANSPOSE_CYCLES if operand["transposed"] else reads - 1
+    late = reads + NARROW_TRANSPOSE_CYCLES if operand["transposed"] else reads - parts
     return late + parts + PARTS_CYCLES

@@ -99,21 +99,22 @@ def meeting_cycles(op: VectorOp, spec: VectorSpec, scratchpad: ScratchpadSpec) -
     """Additional cycles of an instruction whose operands X and Y are in the same memories.
 
     A bank consists of a memory of even words and one of odd words. A vector of X that needs the
-    same memory as one of Y waits for a cycle. Only the base addresses are compared: operands that
-    move by different steps also meet now and then, which is not counted.
+    same memory as one of Y waits for a cycle. A narrow port reads the parts of a word from both
+    memories, and vectors of the same bank come one after the other. Only the base addresses are
+    compared: operands that move by different steps also meet now and then, which is not counted.
     """
     y = op.y
     if y is None or op.x.steps != y.steps or op.x.format is not y.format:
         return 0
     words = [divmod(base, WORD_BYTES) for base in (op.x.base, y.base)]
     banks = [base // scratchpad.bank_bytes for base in (op.x.base, y.base)]
-    whole = all(offset == 0 for _, offset in words)
+    parts = scratchpad.parts
+    whole = parts == 1 and all(offset == 0 for _, offset in words)
     if banks[0] != banks[1] or (whole and (words[0][0] - words[1][0]) % 2):
         return 0
-    # If beats are several cycles apart, there is time for both reads.
-    has_function = op.function is not None
-    is_free = LANES // spec.lanes > 1 or cycles_per_result(spec, has_function=has_function) > 1
-    return 0 if is_free else op.num_vectors
+    # If vectors are further apart than one operand's reads, there is time for those of both.
+    pace = LANES // spec.lanes * cycles_per_result(spec, has_function=op.function is not None)
+    return max(2 * parts - pace, 0) * op.num_vectors
 
 
 def _with_coefficients(steps: int, step: int, moving: int, written: int) -> int:
