@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -133,6 +134,13 @@ def verified(graph: Graph, *, train: bool) -> Verification:
     if found.verified is False or (found.verified is None and found.source):
         raise NetworkError(f"{graph.name} {found}; --no-verify builds it even so")
     return found
+
+
+SHAKEN = 16
+"""Size of the changes of a state that show how its gradients round, in roundings of a value."""
+
+SPREADS = 8
+"""Largest difference of gradients that is rounding, for their differences under such changes."""
 
 
 class _NotRun(Exception):
@@ -277,6 +285,12 @@ class _Module(_Side):
         fixed = self.source.fixed_training
         if fixed is not None:
             modes = (TRAINING,) if fixed else (EVALUATION,)
+        if TRAINING in modes and (unread := self.source.unread_dropouts):
+            raise _NotRun(
+                f"the module draws random numbers for {', '.join(map(repr, unread))}, whose "
+                "results nobody reads, so its other dropouts drop other values in training; leave "
+                "them out"
+            )
         faults, learned = self._parameter_faults()
         module = self.source.module
         self.state = self._moved_values()
@@ -393,26 +407,7 @@ class _Module(_Side):
         """Compare the results of a batch, and in training also gradients and statistics."""
         torch = self.torch
         training = mode == TRAINING
-        learned = {n for n, p in self.source.module.named_parameters() if p.requires_grad}
-        state = {
-            name: value.detach().requires_grad_(training) if name in learned else value.clone()
-            for name, value in self.state.items()
-        }
-        torch.manual_seed(index)
-        try:
-            with in_precision(torch, self.source.module, self.dtype):
-                expected = self._flat(
-                    torch.func.functional_call(
-                        self.source.module,
-                        self._by_every_place(state),
-                        self._arguments(given),
-                        tie_weights=False,
-                    )
-                )
-        except Exception as error:  # any error of the module in this precision
-            raise _NotRun(
-                f"the module does not run in {self.precision}: {_first_line(error)}"
-            ) from None
+        expected, state = self._of_module(self.state, given, index, training=training)
         leaves = {
             name: self.weights[name].detach().requires_grad_(training) for name in self.learned()
         }
@@ -434,27 +429,86 @@ class _Module(_Side):
         if training:
             theirs = self._by_every_name(state)
             own = {name: each for name, each in theirs.items() if each.requires_grad}
-            self._compare_gradients(own, expected, leaves, found)
+            nearby = partial(self._gradients_nearby, given, index)
+            self._compare_gradients(own, expected, leaves, found, nearby)
             for name, value in weights.items():
                 if name in theirs and name not in own and name not in leaves:
                     self.held("statistics", name, value, theirs[name])
 
+    def _of_module(
+        self, values: Mapping[str, Any], given: dict[str, Any], index: int, *, training: bool
+    ) -> tuple[list[Any], dict[str, Any]]:
+        """The module's results, and the state with which it ran, which has its statistics."""
+        torch = self.torch
+        learned = {n for n, p in self.source.module.named_parameters() if p.requires_grad}
+        state = {
+            name: value.detach().requires_grad_(training) if name in learned else value.clone()
+            for name, value in values.items()
+        }
+        torch.manual_seed(index)
+        try:
+            with in_precision(torch, self.source.module, self.dtype):
+                results = torch.func.functional_call(
+                    self.source.module,
+                    self._by_every_place(state),
+                    self._arguments(given),
+                    tie_weights=False,
+                )
+        except Exception as error:  # any error of the module in this precision
+            raise _NotRun(
+                f"the module does not run in {self.precision}: {_first_line(error)}"
+            ) from None
+        return self._flat(results), state
+
+    def _gradients_nearby(self, given: dict[str, Any], index: int) -> dict[str, Any]:
+        """The module's gradients for a state that differs by some roundings."""
+        torch = self.torch
+        generator = torch.Generator().manual_seed(index)
+        size = SHAKEN * torch.finfo(self.dtype).eps
+
+        def shaken(value: Any) -> Any:
+            if not value.is_floating_point():
+                return value
+            drawn = torch.rand(value.shape, generator=generator, dtype=torch.float64)
+            return (value * (1 + size * (2 * drawn - 1))).to(value.dtype)
+
+        values = {name: shaken(value.detach()) for name, value in self.state.items()}
+        results, state = self._of_module(values, given, index, training=True)
+        named = self._by_every_name(state)
+        own = {name: each for name, each in named.items() if each.requires_grad}
+        return self._gradients(results, own)[0]
+
     def _compare_gradients(
-        self, own: dict[str, Any], expected: list[Any], leaves: dict[str, Any], found: list[Any]
+        self,
+        own: dict[str, Any],
+        expected: list[Any],
+        leaves: dict[str, Any],
+        found: list[Any],
+        nearby: Callable[[], dict[str, Any]],
     ) -> None:
-        """Compare the gradients of a randomly weighted sum of all results."""
+        """Compare the gradients of a randomly weighted sum of all results.
+
+        A difference that is small beside the largest gradient, and that the gradients `nearby` have
+        as well, is the rounding of terms that cancel.
+        """
         torch = self.torch
         theirs, weight = self._gradients(expected, own)
         ours, _ = self._gradients(found, leaves)
         size = max((float(each.norm()) for each in theirs.values()), default=0.0)
         least = max(FLOOR[self.precision] * size, ZERO[self.precision] * weight)
         seen = {id(own[name]) for name in ours if name in own}
+        others: dict[str, Any] | None = None
         for name, value in theirs.items():
             if name not in ours:
                 if id(own[name]) not in seen and float(value.norm()) > least:
                     self.errors.setdefault("gradients", {})[name] = float("inf")
                 continue
-            self.held("gradients", name, ours[name], value, least)
+            apart, limit = float((ours[name] - value).norm()), TOLERANCES[self.precision]
+            floor = least
+            if limit * max(float(value.norm()), least) < apart <= limit * size:
+                others = nearby() if others is None else others
+                floor = max(least, SPREADS * float((others[name] - value).norm()) / limit)
+            self.held("gradients", name, ours[name], value, floor)
         for name, value in ours.items():
             if name not in theirs:
                 self.held("gradients", name, value, torch.zeros_like(value), least)

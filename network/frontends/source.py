@@ -22,12 +22,16 @@ class TorchSource:
         computes as in training. None for other modules.
     outputs : tuple of str
         Names of the layers that give the module's results.
+    unread_dropouts : tuple of str
+        Dropouts whose results nobody reads. The network does not have them, but the module draws
+        random numbers for them, so that its others drop other values.
     """
 
     module: Any
     inputs: tuple[Any, ...]
     fixed_training: bool | None
     outputs: tuple[str, ...]
+    unread_dropouts: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

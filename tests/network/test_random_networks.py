@@ -7,6 +7,8 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="needs the torch extra")
 
+from fpgapipe.host.backends import verification  # noqa: E402
+
 BENCH = Path(__file__).parents[2] / "bench"
 sys.path.insert(0, str(BENCH))
 try:
@@ -35,6 +37,18 @@ def test_networks_are_right_or_refused(seed):
     row = judge(seed, ("model",))
     assert row["outcome"] == "right", row["reasons"]
     assert not summary([row])["faults"]
+
+
+def test_rounding_that_normalisations_amplify_is_no_difference(monkeypatch):
+    """The bias in front of several normalisations has a gradient of zero but for rounding."""
+    assert judge(11018, ("import",))["outcome"] == "right"
+    monkeypatch.setattr(verification, "SPREADS", 0)
+    assert "the gradient of 'm4.bias' is off" in judge(11018, ("import",))["reasons"]["import"]
+
+
+def test_what_nobody_reads_is_refused_by_name():
+    assert "for 'dropout', whose results nobody reads" in judge(11468, ())["reasons"]["import"]
+    assert judge(11980, ())["levels"] == {"import": "refused"}
 
 
 def test_a_seed_draws_the_same_network():

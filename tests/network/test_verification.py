@@ -343,3 +343,29 @@ def test_parts_in_fp32_are_compared_in_fp64():
     assert found.verified, found.reason
     assert found.precision == "float64"
     assert found.max_error < 1e-9
+
+
+class Unread(nn.Module):
+    """A layer whose result nobody reads, in front of the same layer, which is read."""
+
+    def __init__(self, layer):
+        super().__init__()
+        self.layer, self.fc = layer, nn.Linear(4, 3)
+
+    def forward(self, x):
+        self.layer(x)
+        return self.fc(self.layer(x))
+
+
+def test_statistics_that_nobody_reads_are_refused():
+    example = torch.zeros(8, 4)
+    with pytest.raises(NetworkError, match="nobody reads the result of 'batch_norm', but in train"):
+        from_torch((Unread(nn.BatchNorm1d(4)), example), name="net")
+
+
+def test_a_dropout_that_nobody_reads_is_named():
+    graph = from_torch((Unread(nn.Dropout(0.5)), torch.zeros(8, 4)), name="net")
+    found = verify(graph, batches=1)
+    assert found.verified is None
+    assert "random numbers for 'dropout', whose results nobody reads" in found.reason
+    assert verify(graph, batches=1, modes=("evaluation",)).verified

@@ -74,11 +74,12 @@ def from_torch(source: Any, *, name: str) -> Graph:
     """
     torch = require("torch", f"reading {name}")
     if isinstance(source, torch.export.ExportedProgram):
-        training = _trains(source)
+        training = any(_acts_in_training(node) for node in source.graph.nodes)
+        unread = _unread_dropouts(source, name)
         graph = _translated(torch, source, name, training=training)
         inputs = tuple(source.example_inputs[0]) if source.example_inputs else ()
         module = source.module(check_guards=False)
-        kept = TorchSource(module, inputs, training, graph.outputs)
+        kept = TorchSource(module, inputs, training, graph.outputs, unread)
         return dataclasses.replace(graph, source=kept, aliases=_aliases(module, graph))
     if isinstance(source, torch.nn.Module):
         raise NetworkError(f"{name}: a module alone has no shapes; return (module, example_inputs)")
@@ -112,7 +113,9 @@ def _of_module(torch: Any, module: Any, inputs: tuple[Any, ...], name: str) -> G
     modes = {each: each.training for each in module.modules()}
     try:
         training_modes(module, modes)
-        graph = _translated(torch, _exported(torch, module, inputs, name), name, training=True)
+        program = _exported(torch, module, inputs, name)
+        unread = _unread_dropouts(program, name)
+        graph = _translated(torch, program, name, training=True)
         module.eval()
         program = _exported(torch, module, inputs, name)
         evaluation = _translated(torch, program, name, training=False)
@@ -124,7 +127,7 @@ def _of_module(torch: Any, module: Any, inputs: tuple[Any, ...], name: str) -> G
         graph,
         auxiliary=auxiliary,
         aliases=_aliases(module, graph),
-        source=TorchSource(module, inputs, None, graph.outputs),
+        source=TorchSource(module, inputs, None, graph.outputs, unread),
     )
 
 
@@ -154,10 +157,40 @@ def _exported(torch: Any, module: Any, inputs: tuple[Any, ...], name: str) -> An
         raise NetworkError(f"{name}: torch.export failed: {reason}") from error
 
 
-def _trains(program: Any) -> bool:
-    """Whether a program was exported in training mode."""
-    return any(
-        (str(node.target).startswith("aten.batch_norm") and node.args[5])
-        or (str(node.target).startswith("aten.dropout") and node.args[2])
-        for node in program.graph.nodes
-    )
+def _acts_in_training(node: Any) -> bool:
+    """Whether a node computes otherwise in training, and was exported for it."""
+    target = str(node.target)
+    if target.startswith("aten.batch_norm"):
+        return bool(node.args[5])
+    return target.startswith(("aten.dropout", "aten.feature_dropout")) and bool(node.args[2])
+
+
+def _unread_dropouts(program: Any, name: str) -> tuple[str, ...]:
+    """Names of the nodes of dropouts whose results nobody reads.
+
+    Raises
+    ------
+    NetworkError
+        If nobody reads the result of a batch normalisation whose statistics training changes.
+    """
+
+    def writes(node: Any) -> bool:
+        schema = getattr(node.target, "_schema", None)
+        return schema is not None and schema.is_mutable
+
+    read: set[Any] = set()
+    waiting = [node for node in program.graph.nodes if node.op == "output" or writes(node)]
+    while waiting:
+        node = waiting.pop()
+        if node not in read:
+            read.add(node)
+            waiting.extend(node.all_input_nodes)
+    unread = [n for n in program.graph.nodes if _acts_in_training(n) and n not in read]
+    counted = [n.name for n in unread if "batch_norm" in str(n.target) and n.args[3] is not None]
+    if counted:
+        raise NetworkError(
+            f"{name}: nobody reads the result of {', '.join(map(repr, counted))}, but in training "
+            "the module counts it in the statistics of its batch normalisation, which devices do "
+            "not; read the result, or leave it out"
+        )
+    return tuple(node.name for node in unread if "dropout" in str(node.target))
