@@ -22,7 +22,6 @@ from fpgapipe.network.graph_json import to_json
 from fpgapipe.partition.plan import DATA_PARALLEL, Plan, Prediction
 from fpgapipe.partition.pricing.cycle_account import CycleAccount, accounts
 from fpgapipe.partition.pricing.few_tasks import few_tasks
-from fpgapipe.partition.pricing.few_timing import FewTiming, timeline_of
 from fpgapipe.partition.pricing.joint_prices import price_together, timed_rounds
 from fpgapipe.partition.pricing.plan_cores import (
     asked_of,
@@ -33,7 +32,7 @@ from fpgapipe.partition.pricing.plan_cores import (
 )
 from fpgapipe.partition.pricing.plan_facts import PlanFacts, StageFacts
 from fpgapipe.partition.pricing.plan_memory import node_memory
-from fpgapipe.partition.pricing.prediction import PipelineTiming
+from fpgapipe.partition.pricing.prediction import PipelineTiming, timeline_of
 from fpgapipe.partition.pricing.price_cache import remembered
 from fpgapipe.partition.pricing.shared_batch import alone, price_shared_batch
 from fpgapipe.partition.schedule.schedule_kinds import num_engines_of
@@ -300,7 +299,9 @@ def _found(
     few = takes_few(plan)
     if few or pipeline is None:
         pipeline = lower_plan(plan, graph, cluster, options, few=few)
-    timing = FewTiming(pipeline, _lanes(plan), memory_specs(plan), wire_timings(plan, cluster))
+    timing = PipelineTiming.of(
+        pipeline, memory_specs(plan), wire_timings(plan, cluster), _lanes(plan)
+    )
     return PlanFacts(
         timing.stage_times,
         tuple(

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import chain, pairwise
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -28,6 +28,7 @@ from fpgapipe.lowering.schedule.schedule import Lane, Schedule, Task, TaskKind
 from fpgapipe.lowering.schedule.tasks import common_steps, slots_of
 from fpgapipe.partition.pricing import closed_form
 from fpgapipe.partition.pricing.clip_waits import with_clip_waits
+from fpgapipe.partition.pricing.few_tasks import like
 from fpgapipe.partition.pricing.slot_waits import SlotChannel, Waits, with_slot_waits
 from fpgapipe.partition.pricing.task_times import (
     Lag,
@@ -43,9 +44,14 @@ from fpgapipe.partition.timeline.timeline import StageTimes, Timeline, simulate
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from numpy.typing import NDArray
-
     from fpgapipe.lowering.program.pipeline import PipelineProgram
+
+
+RECEIVERS = {
+    Channel.ACTIVATIONS: (TaskKind.F,),
+    Channel.GRADIENTS: (TaskKind.B, TaskKind.DX),
+}
+"""Kinds of the tasks that receive something on a channel; the same kinds send it."""
 
 
 @dataclass(frozen=True)
@@ -59,11 +65,16 @@ class PipelineTiming:
         Memory of each device.
     wires : tuple of WireTiming
         Cables: for each device but the last, the one to the next device.
+    lanes : sequence of sequence of Task, optional
+        Tasks of each device for all micro-batches, if its program has those of a few that
+        :mod:`fpgapipe.partition.pricing.few_tasks` chooses: every task takes as long as the one of
+        these that is like it. By default, the programs have all.
     """
 
     pipeline: PipelineProgram
     memories: tuple[MemorySpec, ...]
     wires: tuple[WireTiming, ...]
+    lanes: Sequence[Sequence[Task]] | None = None
 
     @classmethod
     def of(
@@ -71,6 +82,7 @@ class PipelineTiming:
         pipeline: PipelineProgram,
         memory: MemorySpec | Sequence[MemorySpec] | None = None,
         wires: WireTiming | Sequence[WireTiming] | None = None,
+        lanes: Sequence[Sequence[Task]] | None = None,
     ) -> PipelineTiming:
         """Make the predictions; a single memory or wire is used for all devices or cables."""
         count = len(pipeline.parts)
@@ -82,11 +94,11 @@ class PipelineTiming:
                 f"a pipeline of {count} devices has {count} memories and {count - 1} wires, not "
                 f"{len(memories)} and {len(cables)}"
             )
-        return cls(pipeline, memories, cables)
+        return cls(pipeline, memories, cables, lanes)
 
     @cached_property
     def tasks(self) -> tuple[TaskTimes, ...]:
-        """Times of the tasks of each device alone."""
+        """Times of the tasks of each device's program, alone."""
         parts = zip(self.pipeline.parts, self.memories, self._steps, strict=True)
         return tuple(TaskTimes(part, memory, steps) for part, memory, steps in parts)
 
@@ -103,27 +115,30 @@ class PipelineTiming:
             lanes += [_lane(part.index, "forward", forward)]
             lanes += [_lane(part.index, "backward", backward)]
             limits.append(1 + max(slots_of(part.tasks).values()))
-        steps = common_steps(replace(self._schedule_of(lanes), in_flight_limit=tuple(limits)))
+        steps = common_steps(replace(_schedule(lanes, len(parts)), in_flight_limit=tuple(limits)))
         return [[steps[task] for task in part.tasks] for part in parts]
 
     @cached_property
+    def like(self) -> tuple[Sequence[int], ...]:
+        """For each device, for each task of its lane, number of the one in its program."""
+        if self.lanes is None:  # concurrent tasks are in the order of their ends
+            return tuple(times.order for times in self.tasks)
+        return tuple(
+            range(len(lane)) if len(lane) == len(part.tasks) else like(lane, part.tasks)
+            for lane, part in zip(self.lanes, self.pipeline.parts, strict=True)
+        )
+
+    @cached_property
+    def _lanes(self) -> Sequence[Sequence[Task]]:
+        """Tasks of each device for all micro-batches."""
+        if self.lanes is not None:
+            return self.lanes
+        return [[times.program.tasks[number] for number in times.order] for times in self.tasks]
+
+    @cached_property
     def schedule(self) -> Schedule:
-        """The schedule that the programs follow; results are sent while they are computed.
-
-        Each device has one lane, in which concurrent tasks are in the order of their ends.
-        """
-        lanes = []
-        for device, times in enumerate(self.tasks):
-            tasks = [times.program.tasks[number] for number in times.order]
-            lanes.append(_lane(device, "compute", tasks))
-        return self._schedule_of(lanes)
-
-    def _schedule_of(self, lanes: Sequence[Lane]) -> Schedule:
-        """Schedule of these lanes, with one stage on each device."""
-        stages = tuple(range(len(self.pipeline.parts)))
-        count = len({task.microbatch for task in self.pipeline.parts[0].tasks} - {-1})
-        routes = np.zeros(count, np.int32)
-        return Schedule("programs", count, stages, (stages,), routes, tuple(lanes), "stream")
+        """The schedule that the programs follow; results are sent while they are computed."""
+        return schedule_of(self._lanes)
 
     @property
     def stage_times(self) -> StageTimes:
@@ -139,18 +154,13 @@ class PipelineTiming:
     def _slotted(self) -> tuple[StageTimes, Waits]:
         """`stage_times` and `_waits`, in which frames wait for slots."""
         channels = []
-        for channel in (Channel.ACTIVATIONS, Channel.GRADIENTS):
-            for maker, user in self._neighbours(channel):
-                _, link, _ = link_ends(self.pipeline.placement, maker, user)
-                tasks = self.tasks[maker].program.tasks
-                packets: defaultdict[int, list[tuple[Sent, Needed]]] = defaultdict(list)
-                for sent, needed in zip(*self._parts[maker, user], strict=True):
-                    packets[tasks[sent.task].microbatch].append((sent, needed))
-                wire = self.wires[min(maker, user)]
-                stages = maker, user
-                channels += SlotChannel.of(
-                    channel, link, stages, self.tasks, self.memories, wire, packets
-                )
+        for (channel, maker, user), transfers in self._transfers.items():
+            packets = {microbatch: each.packets for microbatch, each in transfers.items()}
+            _, link, _ = link_ends(self.pipeline.placement, maker, user)
+            wire = self.wires[min(maker, user)]
+            channels += SlotChannel.of(
+                channel, link, (maker, user), self.tasks, self.memories, wire, packets
+            )
         times, waits = with_slot_waits(self.schedule, self._free_times, self._free_waits, channels)
         placement = self.pipeline.placement
         clipped = with_clip_waits(
@@ -165,23 +175,21 @@ class PipelineTiming:
         passes = {kind: np.zeros(shape) for kind in (TaskKind.F, TaskKind.DX, TaskKind.DW)}
         passes[TaskKind.B] = passes[TaskKind.DX]
         update = np.zeros(shape[0])
-        for stage, times in enumerate(self.tasks):
-            for task, cycles in zip(times.program.tasks, times.durations, strict=True):
+        for stage, (lane, numbers) in enumerate(zip(self._lanes, self.like, strict=True)):
+            durations = self.tasks[stage].durations[numbers]
+            for task, cycles in zip(lane, durations, strict=True):
                 if task.kind is TaskKind.U:
-                    update[stage] = cycles
+                    update[stage] = max(update[stage], cycles)
                 else:
                     passes[task.kind][stage, task.microbatch] = cycles
-        sent = {}
-        for channel in (Channel.ACTIVATIONS, Channel.GRADIENTS):
-            table, lag, start, behind = (np.zeros(shape) for _ in range(4))
-            for maker, user in self._neighbours(channel):
-                self._count_words(maker, user, table)
-                for number, found in self._lags[maker, user].items():
-                    microbatch = self.tasks[maker].program.tasks[number].microbatch
-                    lag[maker, microbatch] = found.cycles
-                    start[maker, microbatch] = found.start
-                    behind[maker, microbatch] = found.behind
-            sent[channel] = table, lag, start, behind
+        # On the link, and the three lags, by channel.
+        sent = {channel: tuple(np.zeros(shape) for _ in range(4)) for channel in RECEIVERS}
+        for (channel, maker, _), transfers in self._transfers.items():
+            for microbatch, each in transfers.items():
+                lag = each.lag
+                found = each.link_cycles, lag.cycles, lag.start, lag.behind
+                for table, cycles in zip(sent[channel], found, strict=True):
+                    table[maker, microbatch] = cycles
         activations, gradients = sent[Channel.ACTIVATIONS], sent[Channel.GRADIENTS]
         return StageTimes(
             passes[TaskKind.F],
@@ -194,49 +202,63 @@ class PipelineTiming:
             *(each for both in zip(activations[1:], gradients[1:], strict=True) for each in both),
         )
 
-    def _neighbours(self, channel: Channel) -> list[tuple[int, int]]:
-        """Pairs of the sending and the receiving stage of a channel."""
+    @cached_property
+    def _transfers(self) -> dict[tuple[Channel, int, int], dict[int, _Transfer]]:
+        """What is sent in each micro-batch, by channel, sending and receiving stage."""
         pairs = list(pairwise(range(len(self.pipeline.parts))))
-        return pairs if channel is Channel.ACTIVATIONS else [pair[::-1] for pair in pairs]
+        ways = {Channel.ACTIVATIONS: pairs, Channel.GRADIENTS: [pair[::-1] for pair in pairs]}
+        return {
+            (channel, maker, user): self._sent(channel, maker, user)
+            for channel, several in ways.items()
+            for maker, user in several
+        }
 
-    def _count_words(self, maker: int, user: int, table: NDArray[np.float64]) -> None:
-        """Add to `table` the cycles that the wire needs for the packets of each micro-batch."""
-        times = self.tasks[maker]
-        channel, link, _ = link_ends(self.pipeline.placement, maker, user)
-        spec = times.program.core.links[link]
+    def _sent(self, channel: Channel, maker: int, user: int) -> dict[int, _Transfer]:
+        """What a stage sends another on a channel, by micro-batch."""
+        _, link, other = link_ends(self.pipeline.placement, maker, user)
+        makes, uses = self.tasks[maker], self.tasks[user]
+        sent: defaultdict[int, list[Sent]] = defaultdict(list)
+        needed: defaultdict[int, list[Needed]] = defaultdict(list)
+        for packet in makes.sent(link, channel):
+            sent[packet.task].append(packet)
+        for part in uses.needed(other, channel):
+            needed[part.task].append(part)
         wire = self.wires[min(maker, user)]
-        for task, _, _, words in times.sent(link, channel):
-            cycles = transfer_cycles(words, spec, spec.slots[channel], wire)
-            table[maker, times.program.tasks[task].microbatch] += cycles
-
-    @cached_property
-    def _parts(self) -> dict[tuple[int, int], tuple[list[Sent], list[Needed]]]:
-        """Parts that are sent and needed, for each pair of a sending and a receiving stage."""
+        spec = makes.program.core.links[link]
+        makers, users = (self._numbers(stage, channel) for stage in (maker, user))
+        known: dict[tuple[int, int], _Transfer] = {}
         found = {}
-        for pair in chain(*map(self._neighbours, (Channel.ACTIVATIONS, Channel.GRADIENTS))):
-            channel, link, other = link_ends(self.pipeline.placement, *pair)
-            makes, uses = (self.tasks[stage] for stage in pair)
-            found[pair] = makes.sent(link, channel), uses.needed(other, channel)
-        return found
-
-    @cached_property
-    def _lags(self) -> dict[tuple[int, int], dict[int, Lag]]:
-        """Lags for each pair of a sending and a receiving stage, by task of the sending stage."""
-        found = {}
-        for channel in (Channel.ACTIVATIONS, Channel.GRADIENTS):
-            for maker, user in self._neighbours(channel):
-                makes, uses = self.tasks[maker], self.tasks[user]
-                _, link, _ = link_ends(self.pipeline.placement, maker, user)
-                found[maker, user] = lags(
-                    *self._parts[maker, user],
+        for microbatch, number in makers.items():
+            if not sent[number]:
+                continue
+            pair = number, users[microbatch]
+            if pair not in known:
+                lag = lags(
+                    sent[number],
+                    needed[pair[1]],
                     uses.durations,
                     (makes.program.core, uses.program.core),
                     link,
                     (self.memories[maker], self.memories[user]),
-                    self.wires[min(maker, user)],
+                    wire,
                     channel,
+                )[number]
+                cycles = sum(
+                    transfer_cycles(packet.words, spec, spec.slots[channel], wire)
+                    for packet in sent[number]
                 )
+                packets = list(zip(sent[number], needed[pair[1]], strict=True))
+                known[pair] = _Transfer(number, packets, cycles, lag)
+            found[microbatch] = known[pair]
         return found
+
+    def _numbers(self, stage: int, channel: Channel) -> dict[int, int]:
+        """For each micro-batch, number of the task in a stage's program that uses a channel."""
+        return {
+            task.microbatch: number
+            for task, number in zip(self._lanes[stage], self.like[stage], strict=True)
+            if task.kind in RECEIVERS[channel]
+        }
 
     @cached_property
     def _free_waits(self) -> Waits:
@@ -247,13 +269,13 @@ class PipelineTiming:
         """
         return [
             (
-                self.tasks[user].program.tasks[lag.concurrent],
-                self.tasks[maker].program.tasks[task],
-                lag.cycles_concurrent,
+                self.tasks[user].program.tasks[each.lag.concurrent],
+                self.tasks[maker].program.tasks[each.task],
+                each.lag.cycles_concurrent,
             )
-            for (maker, user), found in self._lags.items()
-            for task, lag in found.items()
-            if lag.concurrent >= 0
+            for (_, maker, user), transfers in self._transfers.items()
+            for each in transfers.values()
+            if each.lag.concurrent >= 0
         ]
 
     @cached_property
@@ -312,6 +334,57 @@ class PipelineTiming:
         ]
         formula = SCHEDULES[kind].closed_form if kind in SCHEDULES else None
         return formula and formula(self.schedule.num_microbatches, closed_form.stage_times(layers))
+
+
+@dataclass(frozen=True)
+class _Transfer:
+    """Packets of a micro-batch from one device to another, with the tasks of their programs.
+
+    Attributes
+    ----------
+    task : int
+        Number of the sending task.
+    packets : list of (Sent, Needed)
+    link_cycles : float
+        Cycles that the wire needs for them.
+    lag : Lag
+    """
+
+    task: int
+    packets: list[tuple[Sent, Needed]]
+    link_cycles: float
+    lag: Lag
+
+
+def schedule_of(lanes: Sequence[Sequence[Task]]) -> Schedule:
+    """Schedule of the tasks of each device, each in one lane."""
+    own = [_lane(device, "compute", tasks) for device, tasks in enumerate(lanes)]
+    return _schedule(own, len(lanes))
+
+
+def _schedule(lanes: Sequence[Lane], num_stages: int) -> Schedule:
+    """Schedule of these lanes, with one stage on each device."""
+    stages = tuple(range(num_stages))
+    count = len(set(lanes[0].microbatches.tolist()) - {-1})
+    routes = np.zeros(count, np.int32)
+    return Schedule("programs", count, stages, (stages,), routes, tuple(lanes), "stream")
+
+
+def timeline_of(
+    lanes: Sequence[Sequence[Task]], stage_times: StageTimes, clk_hz: float
+) -> Timeline:
+    """The event simulation of a mini-batch in seconds.
+
+    Parameters
+    ----------
+    lanes : sequence of sequence of Task
+        Tasks of each device, without concurrent ones.
+    stage_times : StageTimes
+        Cycles.
+    clk_hz : float
+        Clock frequency of all devices, Hz.
+    """
+    return simulate(schedule_of(lanes), stage_times.changed(lambda values: values / clk_hz))
 
 
 def _lane(device: int, engine: str, tasks: Sequence[Task]) -> Lane:

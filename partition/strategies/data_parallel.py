@@ -176,13 +176,14 @@ def priced_best(
     candidates: Sequence[tuple[Candidate, Planned]],
     on_step: Callable[[int, int], object],
     subject: str,
+    *,
+    has_formulas: bool = True,
 ) -> tuple[Plan, Timeline, int]:
     """The fastest of the first plans by prices of the machine, or else the first of them.
 
     If none of the first plans is possible, the next ones are tried. Plans whose programs would take
     long to be timed are left out; if no programs are made for the network, the first plan has the
-    formulas' time. Where a scratchpad has no room
-    for a layer, twice as large ones are tried.
+    formulas' time. Where a scratchpad has no room for a layer, twice as large ones are tried.
 
     Parameters
     ----------
@@ -194,6 +195,8 @@ def priced_best(
         Called with the number of steps done and their total.
     subject : str
         Name of the kind of plan, for a refusal.
+    has_formulas : bool
+        Whether formulas have a time of the first plan.
 
     Returns
     -------
@@ -205,7 +208,8 @@ def priced_best(
     Raises
     ------
     PlanError
-        If all plans whose programs are timed are refused, with the reasons.
+        If all plans whose programs are timed are refused, with the reasons, or if none is timed
+        and formulas have no time.
     """
     first: tuple[Plan, Timeline, int] | None = None
     refusals = Refusals()
@@ -240,6 +244,11 @@ def priced_best(
     if refusals:
         raise refusals.error(subject)
     assert first is not None
+    if not has_formulas:
+        raise PlanError(
+            "the programs of this strategy would take long to be timed, and formulas have no "
+            "prices of it; take smaller micro-batches"
+        )
     return first
 
 

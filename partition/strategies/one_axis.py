@@ -131,11 +131,6 @@ def plan_one_axis(
         (candidate, partial(given_plan, degrees=degrees, network=network))
         for _, candidate, degrees in found
     ]
-    plan, timeline, _ = priced_best(request, made, on_step, f"{name} plan")
-    if plan.predicted.level != "machine":
-        raise PlanError(
-            "the programs of this strategy would take long to be timed, and formulas have no "
-            "prices of it; take smaller micro-batches"
-        )
+    plan, timeline, _ = priced_best(request, made, on_step, f"{name} plan", has_formulas=False)
     reason = f"{name} parallelism, the fastest of some numbers of micro-batches"
     return plan.model_copy(update={"reason": reason}), timeline

@@ -193,12 +193,9 @@ def plan_given_degrees(
         (candidate, partial(given_plan, degrees=degrees, network=network))
         for _, candidate in candidates
     ]
-    plan, timeline, _ = priced_best(request, made, on_step, "plan of this strategy")
-    if plan.predicted.level != "machine":
-        raise PlanError(
-            "the programs of this strategy would take long to be timed, and formulas have no "
-            "prices of it; take smaller micro-batches"
-        )
+    plan, timeline, _ = priced_best(
+        request, made, on_step, "plan of this strategy", has_formulas=False
+    )
     return plan, timeline
 
 

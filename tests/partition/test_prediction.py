@@ -25,8 +25,7 @@ from fpgapipe.network.load import load_network
 from fpgapipe.network.zoo.layers import Network
 from fpgapipe.partition.pricing.closed_form import computed_layers
 from fpgapipe.partition.pricing.few_tasks import few_tasks
-from fpgapipe.partition.pricing.few_timing import FewTiming, timeline_of
-from fpgapipe.partition.pricing.prediction import PipelineTiming
+from fpgapipe.partition.pricing.prediction import PipelineTiming, timeline_of
 from fpgapipe.partition.schedule.schedule_kinds import SCHEDULES, make_schedule
 from fpgapipe.partition.timeline.timeline import DeadlockError, StageTimes, simulate
 from fpgapipe.sim_tb.native.phy import WireSpec
@@ -114,7 +113,7 @@ def test_programs_of_a_few_microbatches_tell_how_frames_of_many_wait():
     lanes = [part.tasks for part in whole.pipeline.parts]
     few = digits_pipeline("1f1b-as", count, lambda tasks: few_tasks(tasks, 6))
     assert sum(len(part.tasks) for part in few.parts) < sum(map(len, lanes))
-    times = FewTiming(few, lanes, whole.memories, whole.wires).stage_times
+    times = PipelineTiming(few, whole.memories, whole.wires, lanes).stage_times
     cycles = timeline_of(lanes, times, 1.0).makespan_s
     assert cycles == pytest.approx(whole.timeline.makespan_s, rel=0.005)
 
