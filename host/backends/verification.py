@@ -8,23 +8,19 @@ initial values, since zeros and ones would hide many faults.
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
-
-import numpy as np
+from typing import Any
 
 from fpgapipe.errors import UserError
-from fpgapipe.host.backends.torch_reference import forward, initial_weights
-from fpgapipe.network import operators as ops
+from fpgapipe.host.backends.torch_reference import initial_weights
+from fpgapipe.host.backends.verified_side import NotRunError, Side
 from fpgapipe.network.frontends.onnx.onnx_reference import Evaluate, evaluator, has_runtime, runtime
 from fpgapipe.network.frontends.source import OnnxSource, TorchSource
 from fpgapipe.network.frontends.torch.torch_contexts import in_precision, own_state
 from fpgapipe.network.frontends.torch.torch_modes import training_modes
 from fpgapipe.network.graph import Graph, NetworkError
-from fpgapipe.network.mask_inputs import mask_inputs
 from fpgapipe.network.verification import (
     EVALUATION,
     FLOOR,
@@ -36,9 +32,6 @@ from fpgapipe.network.verification import (
 )
 from fpgapipe.optional import require
 from fpgapipe.output import beside_output
-
-if TYPE_CHECKING:
-    import torch
 
 
 def verify(
@@ -86,14 +79,14 @@ def verify(
     return second if second.verified else found
 
 
-def _first_run(sides: list[_Side], batches: int, modes: Sequence[str]) -> Verification:
+def _first_run(sides: list[Side], batches: int, modes: Sequence[str]) -> Verification:
     """The comparison by the first that runs."""
     failed = ""
     for compared in sides:
         try:
             with own_state(compared.torch, compared.precision), beside_output():
                 return compared.run(batches, modes)
-        except _NotRun as error:
+        except NotRunError as error:
             failed = str(error)
     graph = compared.graph
     return Verification(
@@ -143,132 +136,7 @@ SPREADS = 8
 """Largest difference of gradients that is rounding, for their differences under such changes."""
 
 
-class _NotRun(Exception):
-    """One of the two sides cannot compute in this precision."""
-
-
-class _Side(ABC):
-    """A network and its source, compared in one precision."""
-
-    name: str
-
-    def __init__(self, torch: Any, graph: Graph, source: Any, precision: str) -> None:
-        self.torch = torch
-        self.graph = graph
-        self.source = source
-        self.precision = precision
-        self.dtype = getattr(torch, precision)
-        self.weights: dict[str, torch.Tensor] = {}
-        self.errors: dict[str, dict[str, float]] = {}
-
-    @abstractmethod
-    def run(self, batches: int, modes: Sequence[str]) -> Verification:
-        """Compare some batches in each mode."""
-
-    def learned(self) -> dict[str, Any]:
-        """Specs of the network's learned parameters, by name."""
-        return {
-            p.name: p.spec
-            for layer in self.graph.layers.values()
-            for p in layer.parameters
-            if p.spec.trainable
-        }
-
-    def inputs(self, index: int) -> dict[str, Any]:
-        """Random inputs by name; integers are in the range that the layers reading them accept."""
-        torch = self.torch
-        generator = torch.Generator().manual_seed(index)
-        given = {}
-        masks = mask_inputs(self.graph)
-        for position, (name, tensor) in enumerate(self.graph.inputs.items()):
-            if tensor.dtype.is_float:
-                value = torch.randn(tensor.shape, generator=generator, dtype=torch.float64)
-                if value.ndim:
-                    # Every other sample is larger, so that it reaches bounds such as that of ReLU6.
-                    sizes = 1 + 3 * ((torch.arange(len(value)) + index) % 2)
-                    value *= sizes.reshape(-1, *[1] * (value.ndim - 1))
-                given[name] = value.to(self.dtype)
-                continue
-            most, example = self._most(name), self.example(position)
-            if most is None and example is not None and name not in masks:
-                order = torch.randperm(example.numel(), generator=generator)
-                value = example.reshape(-1)[order].reshape(example.shape)
-            elif name in masks:
-                drawn = masks[name].random(tensor.shape, np.random.default_rng(index))
-                value = torch.from_numpy(drawn)
-            else:
-                value = torch.randint(0, most or 2, tensor.shape, generator=generator)
-            given[name] = value.to(getattr(torch, tensor.dtype.value))
-        return given
-
-    def _most(self, name: str) -> int | None:
-        """Number of values that an integer input may have; None if no layer that reads it says."""
-        found = []
-        for layer in self.graph.layers.values():
-            if name in layer.inputs and isinstance(layer.operator, ops.Embedding):
-                found.append(layer.operator.num_embeddings)
-            if name in layer.inputs[1:] and isinstance(layer.operator, ops.CrossEntropy):
-                found.append(layer.input_tensors[0].shape[1])
-        return min(found, default=None)
-
-    def example(self, position: int) -> Any | None:
-        """The input with which the source was exported; None if there is none."""
-        return None
-
-    def computed(self, weights: Mapping[str, Any], given: Mapping[str, Any], training: bool) -> Any:
-        """Results of all layers of the network."""
-        try:
-            return forward(self.graph, weights, given, training=training)
-        except NotImplementedError as error:
-            raise _NotRun(str(error)) from None
-        except (RuntimeError, TypeError, ValueError) as error:
-            text = " ".join(str(error).split())
-            raise _NotRun(f"the network does not run in {self.precision}: {text}") from None
-
-    def held(self, kind: str, name: str, found: Any, expected: Any, least: float = 0.0) -> None:
-        """Record the difference of two tensors, relative to the larger of the norm and `least`."""
-        each = self.errors.setdefault(kind, {})
-        if tuple(found.shape) != tuple(expected.shape):
-            each[name] = float("inf")
-            return
-        found, expected = found.detach().double(), expected.detach().double()
-        norm = max(float(expected.norm()), least, 1e-30)
-        error = float((found - expected).norm()) / norm
-        if self.torch.equal(found.isnan(), expected.isnan()) and error != error:
-            raise _NotRun("the results are no numbers on both sides")
-        each[name] = max(each.get(name, 0.0), error if error == error else float("inf"))
-
-    def result(self, batches: int, **more: Any) -> Verification:
-        """Make the verification from the recorded differences."""
-        limit = TOLERANCES[self.precision]
-        words = {
-            EVALUATION: "the result {} in evaluation",
-            TRAINING: "the result {} in training",
-            "gradients": "the gradient of {}",
-            "statistics": "the statistics {} after a step",
-        }
-        wrong = [
-            f"{words[kind].format(repr(name))} is off by {error:.2g}"
-            for kind, each in self.errors.items()
-            for name, error in each.items()
-            if not error <= limit
-        ]
-        wrong = more.pop("faults", []) + wrong
-        hidden = f" and {len(wrong) - 5} more" if len(wrong) > 5 else ""
-        return Verification(
-            not wrong,
-            self.name,
-            "; ".join(wrong[:5]) + hidden,
-            self.precision,
-            batches,
-            self.graph.batch,
-            self.errors,
-            self.graph.totals.parameters,
-            **more,
-        )
-
-
-class _Module(_Side):
+class _Module(Side):
     """Compares a network with the PyTorch module that it was imported from."""
 
     name = "the PyTorch module"
@@ -286,7 +154,7 @@ class _Module(_Side):
         if fixed is not None:
             modes = (TRAINING,) if fixed else (EVALUATION,)
         if TRAINING in modes and (unread := self.source.unread_dropouts):
-            raise _NotRun(
+            raise NotRunError(
                 f"the module draws random numbers for {', '.join(map(repr, unread))}, whose "
                 "results nobody reads, so its other dropouts drop other values in training; leave "
                 "them out"
@@ -399,7 +267,7 @@ class _Module(_Side):
                 weights[name] = first.to(self.dtype) if first.is_floating_point() else first
                 continue
             if value.shape != first.shape:
-                raise _NotRun(f"{name!r} has another shape in the module")
+                raise NotRunError(f"{name!r} has another shape in the module")
             weights[name] = value.contiguous()
         return weights
 
@@ -455,7 +323,7 @@ class _Module(_Side):
                     tie_weights=False,
                 )
         except Exception as error:  # any error of the module in this precision
-            raise _NotRun(
+            raise NotRunError(
                 f"the module does not run in {self.precision}: {_first_line(error)}"
             ) from None
         return self._flat(results), state
@@ -530,7 +398,7 @@ class _Module(_Side):
         try:
             found = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)
         except RuntimeError as error:
-            raise _NotRun(f"there are no gradients: {_first_line(error)}") from None
+            raise NotRunError(f"there are no gradients: {_first_line(error)}") from None
         gradients = {
             name: torch.zeros_like(leaf) if gradient is None else gradient
             for (name, leaf), gradient in zip(leaves.items(), found, strict=True)
@@ -554,7 +422,7 @@ class _Module(_Side):
         return [each for each in tree_leaves(value) if self.torch.is_tensor(each)]
 
 
-class _Model(_Side):
+class _Model(Side):
     """Compares a network with the ONNX model that it was imported from."""
 
     name = "ONNX's reference evaluator"
@@ -570,7 +438,7 @@ class _Model(_Side):
         try:
             evaluate = self.evaluate()
         except UserError as error:
-            raise _NotRun(str(error)) from None
+            raise NotRunError(str(error)) from None
         weights = {
             name: each.to(self.dtype) if each.is_floating_point() else each
             for name, each in initial_weights(self.graph).items()
@@ -580,7 +448,7 @@ class _Model(_Side):
             try:
                 expected = evaluate({name: each.numpy() for name, each in given.items()})
             except UserError as error:
-                raise _NotRun(str(error)) from None
+                raise NotRunError(str(error)) from None
             with torch.no_grad():
                 values = self.computed(weights, given, False)
             for name, value in zip(self.source.outputs, expected, strict=True):
