@@ -173,11 +173,6 @@ class MemoryMap:
     account: dict[str, int]
 
     @property
-    def has_loss(self) -> bool:
-        """Whether the device computes a loss."""
-        return bool(self.losses)
-
-    @property
     def num_microbatches(self) -> int:
         """Number of micro-batches that the device computes."""
         return len(self.microbatches)

@@ -1,6 +1,5 @@
 """Operators that reduce: pooling, normalisation, softmax, loss."""
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
@@ -285,8 +284,3 @@ class CrossEntropy(Operator):
     def is_differentiable(self, index: int) -> bool:
         """Gradients flow to the logits, but not to the labels."""
         return index == 0
-
-
-def is_global(sizes: Sequence[int], kernel: Sequence[int]) -> bool:
-    """Whether one window covers the whole input."""
-    return math.prod(sizes) == math.prod(kernel)

@@ -333,15 +333,6 @@ def pipeline_by_formulas(machine: Machine, devices: int) -> Plan:
     return as_plan(best, graph, machine.network, request.batch, request.cluster)
 
 
-def _busy_s(plan: Plan) -> list[float]:
-    """Seconds of all passes and of the update of each stage of a plan."""
-    count = plan.num_microbatches
-    return [
-        count * (each.forward_s + each.input_gradient_s + each.weight_gradient_s) + each.update_s
-        for each in plan.nodes
-    ]
-
-
 def _free_of_transfers_s(plan: Plan) -> float:
     """Seconds that a pipeline's mini-batch would take if transfers took no time."""
     none = np.zeros(len(plan.nodes))

@@ -289,16 +289,6 @@ class PartitionProblem:
         return self.compute_s[:, self.device_kinds]
 
     @cached_property
-    def ideal_period_s(self) -> float:
-        """Period that a split at any point would reach, even within a layer, in seconds.
-
-        It is T* = 1 / sum(1 / T_n), where T_n is the time of the whole network on device n.
-        Devices that are fast at different layers can do better. Source: BaPipe.
-        """
-        totals = self.device_compute_s.sum(axis=0)
-        return float(1 / (1 / totals).sum()) if (totals > 0).all() else 0.0
-
-    @cached_property
     def bound_s(self) -> float:
         """Lower bound of the period for all possible cuts, in seconds.
 

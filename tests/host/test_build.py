@@ -191,7 +191,7 @@ def test_inference(tmp_path):
     assert build.plan.mode == "infer"
     assert not build.options.train
     assert {task.kind.token for part in build.pipeline.parts for task in part.tasks} == {"F"}
-    assert not any(part.has_loss for part in build.pipeline.parts)
+    assert not any(part.losses for part in build.pipeline.parts)
     with pytest.raises(UserError, match=r"^a plan to infer needs options for it$"):
         write(tmp_path / "c", train=False, options=StepOptions())
 
