@@ -416,13 +416,6 @@ def narrow_scratchpad(banks: int, num_engines: int, port_bytes: int) -> Resource
     return ports + Resources(lut=luts)
 
 
-def result_writer(cols: int) -> Resources:
-    """Resources of one engine's result writer: its fixed part, and the lanes that round."""
-    found = COEFFICIENTS["result writer"].resources
-    found += COEFFICIENTS["result word"].resources * min(cols, 16)
-    return found + COEFFICIENTS["result lane"].resources * cols
-
-
 def scratchpad_logic(
     banks: int, bank_bytes: int, num_engines: int, port_bytes: int = WORD_BYTES
 ) -> Resources:
