@@ -88,7 +88,7 @@ def schedule(
     tw: float = 1.0,
     tcomm: float = 0.0,
     latency: float = 0.0,
-    chunks: int = 2,
+    chunks: int | None = None,
     memory_limit: int | None = None,
     fifo_depth: int | None = None,
     shows_order: bool = False,
@@ -107,8 +107,8 @@ def schedule(
         Seconds of a forward pass, of the gradient of the inputs and of that of the weights.
     tcomm, latency : float
         Seconds of a transfer to the next device, and from one end of a link to the other.
-    chunks : int
-        Stages of each device in interleaved schedules.
+    chunks : int, optional
+        Stages of each device in interleaved schedules; 2 if it is not given.
     memory_limit : int, optional
         Micro-batches whose activations a device may keep, for ``zb-auto``.
     fifo_depth : int, optional
@@ -128,6 +128,8 @@ def schedule(
             raise UserError(f"--from-csv has a schedule of its own: leave out {kind!r}")
         if memory_limit is not None:
             raise UserError("--memory-limit is for zb-auto; --from-csv has an order of its own")
+        if chunks is not None:
+            raise UserError("--chunks is for interleaved; --from-csv has an order of its own")
         if not isinstance(order, Schedule):
             order = read_schedule(order, stages, microbatches)
         made = order
@@ -138,6 +140,11 @@ def schedule(
         if stages is None or microbatches is None:
             missing = "stages" if stages is None else "microbatches"
             raise UserError(f"{kind} needs --{missing}")
+        if chunks is not None and not schedule_kind(kind).takes_chunks:
+            raise UserError(
+                "--chunks is for schedules with several stages on a device, such as interleaved; "
+                f"{kind} has one"
+            )
         if make := schedule_kind(kind).make_for:
             times = StageTimes.uniform(stages, *work, **transfer)
             made = make(stages, microbatches, times, memory_limit)

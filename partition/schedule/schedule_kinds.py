@@ -39,8 +39,12 @@ OVERLAP = Transfer.OVERLAP
 F, B, DX, DW, U = TaskKind.F, TaskKind.B, TaskKind.DX, TaskKind.DW, TaskKind.U
 
 
+CHUNKS = 2
+"""Stages per device of a kind with several, unless another number is given."""
+
+
 def make_schedule(
-    kind: str, num_devices: int, num_microbatches: int, *, chunks: int = 2
+    kind: str, num_devices: int, num_microbatches: int, *, chunks: int | None = None
 ) -> Schedule:
     """Make a schedule by its name.
 
@@ -52,8 +56,8 @@ def make_schedule(
         Devices in the chain.
     num_microbatches : int
         Micro-batches of a mini-batch.
-    chunks : int
-        Stages per device, if a device of this kind has several.
+    chunks : int, optional
+        Stages per device, if a device of this kind has several; `CHUNKS` if it is not given.
 
     Raises
     ------
@@ -63,6 +67,9 @@ def make_schedule(
     found = schedule_kind(kind)
     if found.make_for is not None:
         raise ScheduleError(found.why_not_built)
+    if chunks is not None and not found.takes_chunks:
+        raise ScheduleError(f"{kind} has one stage on each device: leave out chunks")
+    chunks = chunks or CHUNKS
     if not 1 <= num_devices <= MAX_DEVICES:
         raise ScheduleError(f"{kind} needs 1..{MAX_DEVICES} devices, not {num_devices}")
     if not 1 <= num_microbatches <= MAX_MICROBATCHES:
@@ -255,7 +262,7 @@ def fbp_as(p: int, m: int) -> Schedule:
     )
 
 
-def interleaved(p: int, m: int, chunks: int = 2) -> Schedule:
+def interleaved(p: int, m: int, chunks: int = CHUNKS) -> Schedule:
     """1F1B with `chunks` stages per device: device ``i`` has the stages ``i, i + p, ...``.
 
     Raises

@@ -471,6 +471,22 @@ def test_a_limit_of_memory_is_for_orders_that_are_searched(cli):
     )
 
 
+def test_chunks_are_for_kinds_with_several_stages_on_a_device(cli, tmp_path):
+    numbers = ("--stages", 2, "--microbatches", 4)
+    assert cli("schedule", "interleaved", *numbers, "--chunks", 3)[0] == 0
+    for kind in ("gpipe", "zb-auto"):
+        code, _, err = cli("schedule", kind, *numbers, "--chunks", 3)
+        assert code == 2
+        assert err.endswith(f"such as interleaved; {kind} has one\n")
+    order = tmp_path / "order.csv"
+    assert cli("schedule", "gpipe", *numbers, "--csv", order)[0] == 0
+    code, _, err = cli("schedule", "--from-csv", order, "--chunks", 3)
+    assert code == 2
+    assert err == "error: --chunks is for interleaved; --from-csv has an order of its own\n"
+    with pytest.raises(ScheduleError, match=r"^gpipe has one stage on each device: leave out chun"):
+        make_schedule("gpipe", 2, 4, chunks=3)
+
+
 def test_a_kind_for_given_times_has_no_order():
     with pytest.raises(ScheduleError, match=r"^schedule zb-auto has no order of its own, but sear"):
         make_schedule("zb-auto", 2, 2)

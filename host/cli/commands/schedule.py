@@ -49,8 +49,7 @@ from fpgapipe.partition.schedule.schedule_kinds import SCHEDULES
 @click.option(
     "--chunks",
     type=ranges.CHUNKS,
-    default=2,
-    help="Stages of each device in interleaved schedules.",
+    help="Stages of each device in interleaved schedules [default: 2].",
 )
 @click.option(
     "--memory-limit",
