@@ -369,3 +369,11 @@ def test_a_dropout_that_nobody_reads_is_named():
     assert found.verified is None
     assert "random numbers for 'dropout', whose results nobody reads" in found.reason
     assert verify(graph, batches=1, modes=("evaluation",)).verified
+
+
+def test_a_program_that_drops_whole_channels_was_exported_for_training():
+    module = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Dropout2d(0.5), nn.Flatten(), nn.Linear(16, 3))
+    program = torch.export.export(module.train(), (torch.randn(2, 3, 4, 4),))
+    graph = from_torch(program, name="net")
+    assert graph.source.fixed_training
+    assert verify(graph, batches=1).verified
