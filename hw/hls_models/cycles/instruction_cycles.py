@@ -110,24 +110,26 @@ def gemm_timing(body: Mapping[str, Any], core: CoreSpec) -> GemmTiming:
     parts = core.scratchpad.parts
     writes = -(-core.cols * element // WORD_BYTES) * parts if extent["last"] else 0
     a, b = body["a"], body["b"]
-    a_late = _late(a, parts)
-    # `a_late` has the first reads. Behind the last ones a vector is left, or columns of a square.
-    saved = _first_reads(a, parts) - (a["emit_last"] if a["transposed"] else 1)
     # The base address does not matter; without it, many instructions share one cache entry.
+    a_reading, b_reading = (
+        _items(operand, 2) if operand["fp32"] else _vectors_of_tile(operand, vectors)
+        for operand, vectors in ((a, m), (b, core.cols))
+    )
+    a_first = parts * _first_reads(a_reading, k * n, transposed=a["transposed"])
+    b_first = parts * _first_reads(b_reading, k * n, transposed=b["transposed"])
+    a_late = _late(a_first, parts, transposed=a["transposed"])
+    # `a_late` has the first reads. Behind the last ones a vector is left, or columns of a square.
+    saved = a_first - (a["emit_last"] if a["transposed"] else 1)
     timing = _timing_of_tiles(
-        *(m, k, n, extent["first"], writes, core.cols),
-        *(
-            _items(operand, 2) if operand["fp32"] else _vectors_of_tile(operand, vectors)
-            for operand, vectors in ((a, m), (b, core.cols))
-        ),
+        *(m, k, n, extent["first"], writes, core.cols, a_reading, b_reading),
         parts,
         1 if a["transposed"] else parts,
         saved,
     )
     stream, last, first_b, later_b, stall = timing
     # The columns of the first tile may come further apart than one per cycle.
-    apart = (core.cols - 1) * parts if b["transposed"] else first_b - _first_reads(b, parts)
-    late = _late(b, parts) + max(apart - (core.cols - 1), 0)
+    apart = (core.cols - 1) * parts if b["transposed"] else first_b - b_first
+    late = _late(b_first, parts, transposed=b["transposed"]) + max(apart - (core.cols - 1), 0)
     if _share_a_bank(a, b, core.scratchpad):
         items = (*_items(a, 2 * WORD_BYTES), *_items(b, 2 * WORD_BYTES))
         hazard = ACC_CYCLES if not (extent["first"] and k == 1) else 0
@@ -172,7 +174,7 @@ def _timing_of_tiles(
     a_words, b_words = (
         parts
         * np.broadcast_to(
-            np.int64(each) if isinstance(each, int) else _cycles_of_fp32_tiles(*each, k * n), k * n
+            np.int64(each) if isinstance(each, int) else _reads_of_fp32(*each, k * n)[0], k * n
         )
         for each in (a, b)
     )
@@ -213,18 +215,16 @@ def _timing(
 
 
 @lru_cache(maxsize=1 << 12)
-def _cycles_of_fp32_tiles(numbers: _Numbers, loops: _Loops, tiles: int) -> NDArray[np.int64]:
-    """Cycles of reading each tile of an FP32 operand, whose fields are given as hashable items."""
-    _, used, _ = _pattern(numbers, loops).reads()
-    cycles: NDArray[np.int64] = (1 + used).reshape(tiles, -1).sum(axis=1, dtype=np.int64)
-    return cycles
+def _reads_of_fp32(
+    numbers: _Numbers, loops: _Loops, tiles: int
+) -> tuple[NDArray[np.int64], int, int]:
+    """Reads of each tile of an FP32 operand, of its first square of words, and of its first word.
 
-
-@lru_cache(maxsize=1 << 12)
-def _reads_of_first_fp32(numbers: _Numbers, loops: _Loops, words: int) -> int:
-    """Reads of the first words of an FP32 operand; a word of zeros takes one, others take two."""
+    A word of zeros takes one read, others take two. The operand's fields are hashable items.
+    """
     _, used, _ = _pattern(numbers, loops).reads()
-    return words + int(used[:words].sum())
+    reads = 1 + used.astype(np.int64)
+    return reads.reshape(tiles, -1).sum(axis=1), int(reads[:BLOCK].sum()), int(reads[0])
 
 
 def _share_a_bank(a: Mapping[str, Any], b: Mapping[str, Any], scratchpad: ScratchpadSpec) -> bool:
@@ -279,16 +279,20 @@ def _vectors_of_tile(operand: Mapping[str, Any], vectors: int) -> int:
     return BLOCK * vectors if operand["walks_blocks"] else vectors // BLOCK * BLOCK
 
 
-def _first_reads(operand: Mapping[str, Any], parts: int) -> int:
-    """Cycles of reading the first vector, or the first square of a transposed operand."""
-    words = BLOCK if operand["transposed"] else 1
-    return parts * (_reads_of_first_fp32(*_items(operand, 2), words) if operand["fp32"] else words)
+def _first_reads(reading: _Reading, tiles: int, *, transposed: int) -> int:
+    """Reads of the first vector, or of the first square of a transposed operand."""
+    if isinstance(reading, int):
+        return BLOCK if transposed else 1
+    _, square, word = _reads_of_fp32(*reading, tiles)
+    return square if transposed else word
 
 
-def _late(operand: Mapping[str, Any], parts: int) -> int:
-    """Cycles by which the first vector is later than that of a BF16 operand as it lies."""
-    reads = _first_reads(operand, parts)
+def _late(first: int, parts: int, *, transposed: int) -> int:
+    """Cycles by which the first vector is later than that of a BF16 operand as it lies.
+
+    `first` are the cycles of its first reads.
+    """
     if parts == 1:
-        return reads + TRANSPOSE_CYCLES if operand["transposed"] else reads - 1
-    late = reads + NARROW_TRANSPOSE_CYCLES if operand["transposed"] else reads - parts
+        return first + TRANSPOSE_CYCLES if transposed else first - 1
+    late = first + NARROW_TRANSPOSE_CYCLES if transposed else first - parts
     return late + parts + PARTS_CYCLES
