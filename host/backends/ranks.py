@@ -8,10 +8,13 @@ write their memories, and do jobs that rank 0 shares out (`fpgapipe.jobs`).
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import importlib
 import os
 import signal
+import stat
 import sys
+import termios
 import threading
 import time
 import traceback
@@ -45,6 +48,9 @@ PATIENCE_S = 5.0
 
 LAUNCHER_S = 5.0
 """Seconds in which a launcher finds that a process has died, and ends the others."""
+
+PASSING_ON_S = 0.1
+"""Seconds in which a launcher writes on what it has read of a process's output."""
 
 PAUSE_S = 0.005
 """Longest pause between two looks for a job or a result, seconds."""
@@ -92,8 +98,7 @@ def on_all_ranks(command: Callable[[], int]) -> int:
     with sharing(partial(_pool, comm)):
         code = command()
     if code == EXIT_INTERNAL:
-        sys.stdout.flush()
-        comm.Abort(code)
+        _end_all(comm, code)
     tell(comm, "end")
     return code
 
@@ -123,7 +128,7 @@ def serve(comm: Any) -> None:
         let_launcher_end(error)
         print(f"rank {comm.rank} has failed:", file=sys.stderr)
         traceback.print_exc()
-        comm.Abort(EXIT_INTERNAL)
+        _end_all(comm, EXIT_INTERNAL)
         raise
 
 
@@ -174,8 +179,31 @@ def _pool(comm: Any) -> Iterator[Pool]:
 
 
 def _abandon(comm: Any) -> None:
-    print("interrupted", file=sys.stderr, flush=True)
-    comm.Abort(EXIT_INTERRUPTED)
+    print("interrupted", file=sys.stderr)
+    _end_all(comm, EXIT_INTERRUPTED)
+
+
+def _end_all(comm: Any, code: int) -> None:
+    """End all ranks, once the launcher has passed on what this one has printed.
+
+    A launcher that hears of the end before it has read a rank's output throws the output away
+    (MPICH's agent does, if it was busy), and with it the reason of the end.
+    """
+    last_s = time.monotonic() + LAUNCHER_S
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
+            while _unread_bytes(stream.fileno()) and time.monotonic() < last_s:
+                time.sleep(PAUSE_S)
+    time.sleep(PASSING_ON_S)
+    comm.Abort(code)
+
+
+def _unread_bytes(descriptor: int) -> int:
+    """Bytes that were written to a pipe and that nobody has read; 0 of anything but a pipe."""
+    if not stat.S_ISFIFO(os.fstat(descriptor).st_mode):
+        return 0
+    return int.from_bytes(fcntl.ioctl(descriptor, termios.FIONREAD, bytes(4)), sys.byteorder)
 
 
 class _Ranks:

@@ -173,7 +173,7 @@ def test_errors_are_said_once():
 
 
 PROGRAM = """
-import os, signal, sys, time
+import os, signal, subprocess, sys, time
 from fpgapipe.host.backends import ranks
 from fpgapipe.host.cli import main
 from fpgapipe.jobs import results
@@ -185,7 +185,11 @@ def job(number, fault):
     if world.rank != 1:
         time.sleep(0.2)
         return number
-    if fault == "defect":
+    if fault == "busy":
+        launcher = os.getppid()
+        os.kill(launcher, signal.SIGSTOP)
+        subprocess.Popen(["sh", "-c", f"sleep 1; kill -CONT {launcher}"])
+    if fault in ("busy", "defect"):
         raise ValueError("a job's own fault")
     if fault == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
@@ -208,11 +212,14 @@ def program(tmp_path):
     return path
 
 
+DEFECT = ("ValueError: a job's own fault", "on process 1 of 3, host ")
+
+
 @pytest.mark.parametrize(
-    ("fault", "says"),
-    [("defect", ("ValueError: a job's own fault", "on process 1 of 3, host ")), ("kill", ("9",))],
+    ("fault", "says"), [("defect", DEFECT), ("busy", DEFECT), ("kill", ("9",))]
 )
 def test_a_process_that_fails_is_named(program, fault, says):
+    """Also if the launcher is busy when the process ends all others."""
     command = [*mpiexec(3), sys.executable, program, fault]
     begin = time.monotonic()
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
