@@ -12,7 +12,8 @@ import time
 import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from math import prod
+from functools import partial
+from math import inf, prod
 from typing import Any
 
 import numpy as np
@@ -86,6 +87,12 @@ unless small changes of the values move it as far, too."""
 NOISE, NUM_NOISY, NOISY_SHARE = 0.01, 8, 3.0
 """Size of such changes relative to a value's norm, that of MXINT8's rounding; how many there are;
 and how many times their largest movement a difference may be."""
+
+FAINT = 1 / 32
+"""Share of the largest gradient's norm below which PyTorch in MXINT8 is moved so, too.
+
+A sum of gradients behind a normalisation is zero in exact arithmetic, and all of it is rounding:
+with two samples a bias of 1.6 % of the weight gradient's norm was off by a fifth of itself."""
 
 LOSS = "loss"
 
@@ -283,7 +290,8 @@ def compare(
     *,
     near: float,
     floor: float,
-    noisy: Callable[[int], Mapping[str, Any]] | None = None,
+    noisy: Callable[[int], Mapping[str, Any]],
+    noisy_below: float,
 ) -> float:
     """Largest difference as a share of what is allowed.
 
@@ -295,9 +303,10 @@ def compare(
     floor : float
         Share of the largest norm from which on a value has a tolerance of its own; smaller ones
         may be remainders of terms that cancel.
-    noisy : callable, optional
-        Gives what is expected of values with small changes, by the seed of these. A difference that
-        they cause as well is allowed.
+    noisy : callable
+        Gives what is expected of values with small changes, by the seed of these.
+    noisy_below : float
+        Share of the largest norm below which a difference that such changes cause is allowed.
 
     Raises
     ------
@@ -314,7 +323,7 @@ def compare(
         else:
             limit = near * max(norms[name], floor * largest)
         share = error / limit if error else 0.0
-        if noisy is not None and share > 1:
+        if share > 1 and norms[name] < noisy_below * largest:
             others = [np.float64(noisy(each)[name]) for each in range(NUM_NOISY)]
             moved = max(float(np.linalg.norm(each - value)) for each in others)
             share = min(share, error / (NOISY_SHARE * moved)) if moved else share
@@ -335,11 +344,12 @@ def judge(case: Case, seed: int = 0, *, twin: bool = False) -> dict[str, Any]:
         with recorded() as tiled:
             one = of_model(case, seed, case.core)
         floor = CANCELLED[case.options.activations]
-        found["worst"] = compare(one, of_torch(case, seed, "mxint8"), near=NEAR, floor=floor)
-        found["rough"] = compare(
-            one, of_torch(case, seed, "fp32"), near=ROUGH, floor=0.1,
-            noisy=lambda noise: of_torch(case, seed, "fp32", noise),
-        )  # fmt: skip
+        for key, precision, bounds in (
+            ("worst", "mxint8", {"near": NEAR, "floor": floor, "noisy_below": FAINT}),
+            ("rough", "fp32", {"near": ROUGH, "floor": 0.1, "noisy_below": inf}),
+        ):
+            torch = partial(of_torch, case, seed, precision)
+            found[key] = compare(one, torch(), noisy=torch, **bounds)
         for product, tiling in tiled.items():
             if reason := check(product, tiling, case.core, seed):
                 raise WrongError(reason)

@@ -7,6 +7,7 @@ A small, fixed part of ``bench/bench_shape_classes.py``, and the faults of
 import json
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -34,6 +35,7 @@ try:
     from shape_classes import (
         CANCELLED,
         CORES,
+        FAINT,
         NEAR,
         Case,
         WrongError,
@@ -41,6 +43,7 @@ try:
         draw,
         judge,
         of_model,
+        of_torch,
     )
 finally:
     sys.path.remove(str(BENCH))
@@ -82,17 +85,24 @@ def test_an_error_of_a_tenth_is_found():
     net = Network("net", 2)
     x = net.relu(net.conv(net.image(2, 5, 4), 33, 1))
     net.linear(net.flatten(net.relu(net.conv(x, 5, 3, padding=1))), 3)
-    right = of_model(case_of(net), 0, CORES[0])
-    floor = CANCELLED[FP32]
-    assert compare(right, right, near=NEAR, floor=floor) == 0.0
+    case = case_of(net)
+    right = of_model(case, 0, CORES[0])
+    torch = partial(of_torch, case, 0, "mxint8")
+    bounds = {"near": NEAR, "floor": CANCELLED[FP32], "noisy": torch, "noisy_below": FAINT}
+    assert compare(right, right, **bounds) == 0.0
     rng = np.random.default_rng(0)
     for name, value in right.items():
         noise = np.asarray(rng.standard_normal(np.shape(value)))
         planted = value + 0.1 * np.linalg.norm(value) * noise / np.linalg.norm(noise)
         with pytest.raises(WrongError, match=f"^{name} is off by"):
-            compare({**right, name: planted}, right, near=NEAR, floor=floor)
+            compare({**right, name: planted}, right, **bounds)
         with pytest.raises(WrongError, match="nan times"):
-            compare({**right, name: value * np.nan}, right, near=NEAR, floor=floor)
+            compare({**right, name: value * np.nan}, right, **bounds)
+
+
+def test_a_bias_whose_gradient_is_rounding_is_right():
+    """Twelve biases in front of a batch normalisation of two samples."""
+    assert judge(draw(1, 10_611), 1)["verdict"] == "right"
 
 
 @pytest.mark.parametrize("activations", [FP32, BF16], ids=str)
