@@ -331,7 +331,7 @@ def _check_cores(
             f"{list(division.sizes)}"
         )
     for index, core in enumerate(cores):
-        needed = placement.num_links(index)
+        needed = len(placement.wires_of(index))
         if len(core.links) < needed:
             raise UserError(
                 f"the core of device {index} needs {needed} links, not {len(core.links)}"

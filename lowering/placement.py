@@ -32,14 +32,18 @@ class Placement:
         return cls(num_nodes, tuple((end, (end[0] + 1, 0)) for end in ends))
 
     @cached_property
-    def _links(self) -> dict[tuple[int, int], int]:
-        """Number of a node's link to another."""
-        both = (pair for wire in self.wires for pair in (wire, wire[::-1]))
-        return {(node, other): link for (node, link), (other, _) in both}
+    def _joined(self) -> dict[tuple[int, int], tuple[int, int]]:
+        """Number of a node's link to another, and that of the wire, by both nodes."""
+        return {
+            (node, other): (link, number)
+            for number, wire in enumerate(self.wires)
+            for (node, link), (other, _) in (wire, wire[::-1])
+        }
 
-    def are_joined(self, node: int, other: int) -> bool:
-        """Whether a wire joins two nodes."""
-        return (node, other) in self._links
+    def _of(self, node: int, other: int) -> tuple[int, int]:
+        if (node, other) not in self._joined:
+            raise UserError(f"no wire joins node {node} with node {other}")
+        return self._joined[node, other]
 
     def link(self, node: int, other: int) -> int:
         """Number of a node's link to another.
@@ -49,18 +53,45 @@ class Placement:
         UserError
             If no wire joins them.
         """
-        if (node, other) not in self._links:
-            raise UserError(f"no wire joins node {node} with node {other}")
-        return self._links[node, other]
+        return self._of(node, other)[0]
 
-    def num_links(self, node: int) -> int:
-        """Links that a node has in use."""
-        return sum(node == each for each, _ in self._links)
+    def wire(self, node: int, other: int) -> int:
+        """Number of the wire between two nodes.
+
+        Raises
+        ------
+        UserError
+            If no wire joins them.
+        """
+        return self._of(node, other)[1]
+
+    @cached_property
+    def pairs(self) -> tuple[tuple[int, int], ...]:
+        """The two nodes that each wire joins, in the order in which data flow."""
+        ends = (sorted(node for node, _ in wire) for wire in self.wires)
+        return tuple((one, other) for one, other in ends)
+
+    def wires_of(self, node: int) -> list[int]:
+        """Numbers of a node's wires, in the order of its links."""
+        own = sorted(found for (each, _), found in self._joined.items() if each == node)
+        return [wire for _, wire in own]
+
+    def before(self, node: int) -> int | None:
+        """The node from which a node's data come, if there is one: of several, the nearest."""
+        return max((one for one, other in self.pairs if other == node), default=None)
+
+    def after(self, node: int) -> int | None:
+        """The node to which a node's data go, if there is one: of several, the nearest."""
+        return min((other for one, other in self.pairs if one == node), default=None)
 
     def between(self, node: int) -> tuple[int, int]:
         """Numbers of a node's links to the node before it and to the next one.
 
-        Without a next node, the second is one that no link of the node has.
+        Without a node before, the first is 0; without a next one, the second is one that no link
+        of the node has.
         """
-        before = self._links.get((node, node - 1), 0)
-        return before, self._links.get((node, node + 1), self.num_links(node))
+        before, after = self.before(node), self.after(node)
+        return (
+            0 if before is None else self.link(node, before),
+            len(self.wires_of(node)) if after is None else self.link(node, after),
+        )

@@ -224,6 +224,11 @@ class Plan(_Part):
         return [stage.layers for stage in self.stages for _ in stage.nodes]
 
     @property
+    def stage_numbers(self) -> list[int]:
+        """Number of the stage of each node."""
+        return [number for number, stage in enumerate(self.stages) for _ in stage.nodes]
+
+    @property
     def lane_names(self) -> list[str]:
         """Names of the lanes of the event simulation: of an only stage's nodes, or of stages."""
         if len(self.stages) == 1:

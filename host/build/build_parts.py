@@ -19,8 +19,9 @@ from fpgapipe.lowering.program.pipeline import PipelineProgram
 from fpgapipe.lowering.units.step_options import StepOptions
 from fpgapipe.network import graph_json
 from fpgapipe.network.initial_values import initial_parameters
+from fpgapipe.partition.placed_nodes import PlacedNodes
 from fpgapipe.partition.pricing.machine import lower_plan
-from fpgapipe.partition.pricing.plan_cores import core_specs, devices_of
+from fpgapipe.partition.pricing.plan_cores import core_specs
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -138,13 +139,10 @@ class Design:
         """Names and contents of the files that need no program, but for the Verilog."""
         plan = self.plan
         yield from self.inputs.items()
-        places = devices_of(plan, self.cluster)
+        devices = PlacedNodes.of(plan, self.cluster).devices
         for core in dict.fromkeys(self.cores):
-            boards = [
-                self.cluster.devices[at]
-                for at, each in zip(places, self.cores, strict=True)
-                if each == core
-            ]
+            pairs = zip(devices, self.cores, strict=True)
+            boards = [device for device, each in pairs if each == core]
             yield f"{HARDWARE}/{core_name(core)}.json", resources_json(core, boards).encode()
         yield README, _readme(plan, self.cores).encode()
 
@@ -198,8 +196,8 @@ def initial_values(graph: Graph, seed: int) -> dict[str, NDArray[np.float32]]:
 
 def _readme(plan: Plan, cores: list[CoreSpec]) -> str:
     used: dict[str, list[str]] = {}
-    for index, core in enumerate(cores):
-        used.setdefault(core_name(core), []).append(f"stage {index} on {plan.nodes[index].device}")
+    for stage, node, core in zip(plan.stage_numbers, plan.nodes, cores, strict=True):
+        used.setdefault(core_name(core), []).append(f"stage {stage} on {node.device}")
     count = len(plan.nodes)
     return _README.format(
         version=__version__,

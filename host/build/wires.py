@@ -5,6 +5,7 @@ from __future__ import annotations
 from fractions import Fraction
 from typing import TYPE_CHECKING
 
+from fpgapipe.partition.placed_nodes import PlacedNodes
 from fpgapipe.partition.pricing.plan_cores import MAX_RATE_DENOMINATOR, wire_timings
 from fpgapipe.sim_tb.native.phy import WireSpec
 
@@ -14,12 +15,13 @@ if TYPE_CHECKING:
 
 
 def wire_specs(plan: Plan, cluster: ClusterSpec) -> list[WireSpec]:
-    """Cable from each device but the last to the next, for simulation."""
+    """The cable that each wire of a plan's placement is, for simulation."""
+    wires = PlacedNodes.of(plan, cluster).placement.wires
     return [
         WireSpec(
-            node.core.links[-1].phy_bytes,
+            plan.nodes[node].core.links[link].phy_bytes,
             Fraction(wire.bytes_per_cycle).limit_denominator(MAX_RATE_DENOMINATOR),
             wire.latency_cycles,
         )
-        for node, wire in zip(plan.nodes, wire_timings(plan, cluster), strict=False)
+        for ((node, link), _), wire in zip(wires, wire_timings(plan, cluster), strict=True)
     ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,9 @@ from fpgapipe.hw.hls_models.spec.device import ClusterSpec
 from fpgapipe.lowering.units.network_units import RefusedNetwork, check_network
 from fpgapipe.network.graph import Graph
 from fpgapipe.partition.explore.candidate import Candidate
-from fpgapipe.partition.explore.explorer import Exploration, Request, device_chains, explore
+from fpgapipe.partition.explore.explorer import Exploration, Request, explore
 from fpgapipe.partition.explore.smallest import explore_smallest
+from fpgapipe.partition.placed_nodes import PlacedNodes
 from fpgapipe.partition.plan import DATA_PARALLEL, LAYERWISE, Plan
 from fpgapipe.partition.pricing.machine_search import LOOKS, explore_remembered
 from fpgapipe.partition.schedule.built_schedules import check_schedule_kind
@@ -188,13 +190,12 @@ def why_not_built(plan: Plan, graph: Graph, cluster: ClusterSpec) -> dict[str, A
         refused = [each.to_dict() for each in error.refusals]
     except UserError as error:
         reasons.append(str(error))
-    try:
-        check_schedule_kind(plan.schedule)
-    except UserError as error:
-        reasons.append(str(error))
-    places = [cluster.device_names.index(node.device) for node in plan.nodes]
-    if not any(places == list(each.devices[: len(places)]) for each in device_chains(cluster)):
-        reasons.append(
-            "it takes devices in the order in which the cluster lists them, or in the reverse order"
-        )
+    for check in (
+        partial(check_schedule_kind, plan.schedule),
+        partial(PlacedNodes.of, plan, cluster),
+    ):
+        try:
+            check()
+        except UserError as error:
+            reasons.append(str(error))
     return {"possible": not reasons, "reason": "; ".join(reasons) or None, "refused": refused}

@@ -10,7 +10,7 @@ from fpgapipe.host.package.target import INIT_CLOCK_HZ, LinkEnd, PinEnd, Target
 from fpgapipe.hw.hls_models.spec.aurora import AuroraSpec
 from fpgapipe.hw.hls_models.spec.link import TRAILER_BYTES
 from fpgapipe.hw.hls_models.spec.pins import BYTES_PER_CYCLE, PinsSpec
-from fpgapipe.partition.pricing.plan_cores import devices_of
+from fpgapipe.partition.placed_nodes import PlacedNodes
 
 if TYPE_CHECKING:
     from fpgapipe.boards.cluster import Cluster
@@ -110,24 +110,21 @@ def targets(build: Build, cluster: Cluster, flow: Flow) -> list[Target]:
         If a device cannot be packaged.
     """
     boards = dict(zip(cluster.device_names, cluster.boards, strict=True))
-    places = devices_of(build.plan, build.cluster)
+    placed = PlacedNodes.of(build.plan, build.cluster)
     found = []
     for index, node in enumerate(build.plan.nodes):
         board = boards[node.device]
         core = build.cores[index]
-        neighbours = [each for each in (index - 1, index + 1) if 0 <= each < len(places)]
-        if len(core.links) != len(neighbours):
+        wires = placed.placement.wires_of(index)
+        if len(core.links) != len(wires):
             raise UserError(
                 f"{node.device} cannot be packaged: its core has {len(core.links)} links and it "
-                f"has {len(neighbours)} neighbours in the chain"
+                f"has {len(wires)} neighbours in the chain"
             )
         links: list[LinkEnd] = []
         pin_links: list[PinEnd] = []
-        for number, other in enumerate(neighbours):
-            between = build.cluster.links_between(places[index], places[other])
-            link = max(between, key=lambda each: each.payload_bytes_per_s)
-            is_source = link.source == places[index]
-            port = link.source_port if is_source else link.destination_port
+        for number, wire in enumerate(wires):
+            link, port = placed.links[wire], placed.port(index, wire)
             if flow.protocol == PIN_PROTOCOL:
                 pin_links.append(_pin_end(build, board, index, number, link, port))
             else:

@@ -364,7 +364,7 @@ def _link_row(found: Measurement, source: int, target: int, event: float) -> dic
     forward = source < target
     link = timing.pipeline.placement.link(source, target)
     spec = part.core.links[link]
-    wire = timing.wires[min(source, target)]
+    wire = timing.wires[timing.pipeline.placement.wire(source, target)]
     rate = min(wire.bytes_per_cycle, spec.phy_bytes)
     channel = Channel.ACTIVATIONS if forward else Channel.GRADIENTS
     words = sum(

@@ -7,16 +7,17 @@ candidate, from which its use of memory and links follows.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
 
-from fpgapipe.hw.hls_models.spec.device import ClusterSpec
+from fpgapipe.hw.hls_models.spec.device import ClusterSpec, DeviceSpec
 from fpgapipe.hw.hls_models.spec.node import NodeSpec
 from fpgapipe.lowering.schedule.schedule import Schedule, TaskKind, forward_only
 from fpgapipe.partition.cost.cost import LayerCost, activation_bytes
+from fpgapipe.partition.plan import DATA_PARALLEL
 from fpgapipe.partition.schedule.schedule_kinds import make_schedule, schedule_kind
 from fpgapipe.partition.search.problem import TOLERANCE
 from fpgapipe.partition.timeline.timeline import StageTimes, Timeline, simulate
@@ -209,6 +210,35 @@ class Candidate:
     def link_load(self) -> tuple[float, ...]:
         """For each pair of sender and receiver, share of the mini-batch in which they transfer."""
         return tuple(busy / self.steady_s for busy in self.link_busy_s)
+
+
+def on_every_device(
+    cluster: ClusterSpec,
+    choice: Mapping[DeviceSpec, tuple[NodeSpec, list[LayerCost]]],
+    microbatch: int,
+    num_microbatches: int,
+    *,
+    train: bool = True,
+) -> Candidate:
+    """Each device has the whole network, and does its share of the micro-batches.
+
+    Parameters
+    ----------
+    cluster : ClusterSpec
+    choice : mapping of DeviceSpec to (NodeSpec, list of LayerCost)
+        Core of each kind of device, and the layers' costs there.
+    microbatch, num_microbatches : int
+        Samples in a micro-batch, and number of micro-batches of all devices together.
+    train : bool
+        Whether there are backward passes and updates.
+    """
+    stages = [
+        Stage(place, choice[device][0], tuple(choice[device][1]), 0.0, 0.0)
+        for place, device in enumerate(cluster.devices)
+    ]
+    return time_candidate(
+        DATA_PARALLEL, microbatch, num_microbatches, stages, device_chain(cluster), train=train
+    )
 
 
 def stage_times(stages: Sequence[Stage], row: DeviceChain) -> StageTimes:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from fpgapipe.hw.hls_models.spec.link import LinkEngineSpec
 from fpgapipe.lowering.shards.degrees import Degrees
 from fpgapipe.partition.cost.cores import link_of, with_links
+from fpgapipe.partition.placed_nodes import PlacedNodes
 from fpgapipe.partition.plan import (
     DATA_PARALLEL,
     ONE_STAGE,
@@ -21,11 +21,9 @@ from fpgapipe.partition.plan import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from fpgapipe.hw.hls_models.spec.device import ClusterSpec
     from fpgapipe.network.graph import Graph
-    from fpgapipe.partition.explore.candidate import Candidate, Stage
+    from fpgapipe.partition.explore.candidate import Candidate
 
 ANSWER_CYCLES = 40
 """Approximate number of cycles in which the far end of a link answers (docs/links.md)."""
@@ -55,19 +53,20 @@ def as_plan(
     train : bool
         Whether the candidate was planned for training; if false, for forward passes only.
     """
-    ends = _link_ends(candidate.stages, cluster)
+    placed = PlacedNodes.chain([stage.device for stage in candidate.stages], cluster)
+    ends = link_ends(placed)
     nodes = []
     for index, (stage, needed) in enumerate(
         zip(candidate.stages, candidate.memory_bytes, strict=True)
     ):
         assert stage.node is not None
-        device = cluster.devices[stage.device]
+        own = [ends[wire] for wire in placed.placement.wires_of(index)]
         forward_s, input_gradient_s, weight_gradient_s, update_s = stage.pass_s
         nodes.append(
             NodePlan(
                 device=cluster.device_names[stage.device],
-                board=device.name,
-                spec=with_links(stage.node, ends[max(index - 1, 0) : index + 1]),
+                board=placed.devices[index].name,
+                spec=with_links(stage.node, own),
                 macs=sum(graph.layers[name].macs for name in stage.layers),
                 forward_s=float(forward_s),
                 input_gradient_s=float(input_gradient_s),
@@ -83,8 +82,8 @@ def as_plan(
         degrees = dict.fromkeys(layers, Degrees(sample=len(nodes)))
         stages = [StagePlan(layers=layers, nodes=tuple(nodes), degrees=above_one(degrees))]
     else:
-        own = zip(candidate.stages, nodes, strict=True)
-        stages = [StagePlan(layers=stage.layers, nodes=(node,)) for stage, node in own]
+        pairs = zip(candidate.stages, nodes, strict=True)
+        stages = [StagePlan(layers=stage.layers, nodes=(node,)) for stage, node in pairs]
     seconds = candidate.minibatch_s
     return Plan(
         network=network,
@@ -131,13 +130,11 @@ def link_end(bytes_per_cycle: float, latency_cycles: float) -> LinkEngineSpec:
     return dataclasses.replace(end, slots=(slots, slots, end.slots[-1]))
 
 
-def _link_ends(stages: Sequence[Stage], cluster: ClusterSpec) -> list[LinkEngineSpec]:
-    """For each stage but the last, the link engine to the next stage; both ends are equal."""
+def link_ends(placed: PlacedNodes) -> list[LinkEngineSpec]:
+    """The link engine of each wire; both ends are equal."""
     found = []
-    for one, other in pairwise(stages):
-        fastest = cluster.fastest_link(one.device, other.device)
-        assert fastest is not None, "candidates are cut where there are links"
+    for pair, link in zip(placed.placement.pairs, placed.links, strict=True):
         # The slower of the two clocks needs the wider stream.
-        clk_hz = min(cluster.devices[each.device].clk_hz for each in (one, other))
-        found.append(link_end(fastest.payload_bytes_per_s / clk_hz, fastest.latency_s * clk_hz))
+        clk_hz = min(placed.devices[node].clk_hz for node in pair)
+        found.append(link_end(link.payload_bytes_per_s / clk_hz, link.latency_s * clk_hz))
     return found

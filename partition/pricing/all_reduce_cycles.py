@@ -72,7 +72,7 @@ def all_reduce_cycles(
         return round(_cycles(sizes, cores, memories, wires))
     few = min(len(sizes), FEW_CHUNKS) * [sizes[0]]
     whole, *hops = (
-        _cycles(each, cores[:count], memories[:count], wires[: count - 1])
+        _cycles(each, cores[:count], memories[:count], wires[: len(Placement.chain(count).wires)])
         for each, count in (
             (sizes, MANY_DEVICES),
             (few, MANY_DEVICES),

@@ -67,20 +67,18 @@ def with_clip_waits(
     ends = free.copy()
     around = tasks, memories, wires, placement
     arrival = 0.0
-    for stage in reversed(range(len(tasks))):
-        if stage < len(tasks) - 1:
-            total = _needed(tasks[stage], placement.link(stage, stage + 1), Channel.GRADIENTS)
-            ends[stage] = max(ends[stage], arrival + total.rest)
-        if stage:
-            total_goes = _sent(tasks[stage], placement.link(stage, stage - 1), Channel.GRADIENTS)
-            arrival = _arrival(ends[stage] + total_goes.begin, total_goes, stage, stage - 1, around)
-    goes = ends[0] + _sent(tasks[0], placement.link(0, 1), Channel.ACTIVATIONS).begin
-    for stage in range(1, len(tasks)):
-        link = placement.link(stage - 1, stage)
-        factor_goes = _sent(tasks[stage - 1], link, Channel.ACTIVATIONS)
-        goes = _arrival(goes, factor_goes, stage - 1, stage, around)
-        factor = _needed(tasks[stage], placement.link(stage, stage - 1), Channel.ACTIVATIONS)
-        ends[stage] = max(ends[stage], goes + factor.rest)
+    for one, other in reversed(placement.pairs):
+        total_goes = _sent(tasks[other], placement.link(other, one), Channel.GRADIENTS)
+        total = _needed(tasks[one], placement.link(one, other), Channel.GRADIENTS)
+        arrival = _arrival(ends[other] + total_goes.begin, total_goes, other, one, around)
+        ends[one] = max(ends[one], arrival + total.rest)
+    goes = ends[0]
+    for number, (one, other) in enumerate(placement.pairs):
+        factor_goes = _sent(tasks[one], placement.link(one, other), Channel.ACTIVATIONS)
+        goes += 0.0 if number else factor_goes.begin
+        goes = _arrival(goes, factor_goes, one, other, around)
+        factor = _needed(tasks[other], placement.link(other, one), Channel.ACTIVATIONS)
+        ends[other] = max(ends[other], goes + factor.rest)
     return replace(times, update_s=times.update_s + ends - free)
 
 
@@ -102,7 +100,7 @@ def _arrival(begin: float, sent: Sent, maker: int, user: int, around: Around) ->
     packet = PacketTimes(
         (spec, tasks[user].program.core),
         (memories[maker], memories[user]),
-        wires[min(maker, user)],
+        wires[placement.wire(maker, user)],
         spec.slots[channel],
     )
     return packet.arrival(begin, begin + sent.end - sent.begin, sent.words)

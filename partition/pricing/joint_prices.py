@@ -91,8 +91,8 @@ def timed_rounds(plan: Plan) -> tuple[int, int]:
 
     A pipeline is full after as many micro-batches as it has stages.
     """
-    count = len(plan.stages)
-    rounds, last = (count + 4, 2) if count > 1 else (3, 1)
+    depth = len(plan.stages)
+    rounds, last = (depth + 4, 2) if depth > 1 else (3, 1)
     return min(plan.rounds, rounds), last
 
 
@@ -266,20 +266,20 @@ def _stages_passes(
     """Cycles of the passes and of the tail of each node's stage."""
     found = []
     for first, size in zip(plan.division.first, plan.division.sizes, strict=True):
-        last = first + size - 1
-        forward, _ = _passes(programs, first, ends[first], first - 1)
-        _, backward = _passes(programs, last, ends[last], last + 1)
+        last, placement = first + size - 1, programs.placement
+        forward, _ = _passes(programs, first, ends[first], placement.before(first))
+        _, backward = _passes(programs, last, ends[last], placement.after(last))
         tail = max(_tail(programs.parts[each], ends[each]) for each in range(first, last + 1))
         found += [(forward, backward, tail)] * size
     return found
 
 
 def _passes(
-    programs: PipelineProgram, node: int, ends: Sequence[float], other: int
+    programs: PipelineProgram, node: int, ends: Sequence[float], other: int | None
 ) -> tuple[float, float]:
     """Mean cycles of the passes of a node, from when its input has come from another, if any."""
-    part, placement = programs.parts[node], programs.placement
-    comes = placement.link(node, other) if placement.are_joined(node, other) else None
+    part = programs.parts[node]
+    comes = None if other is None else programs.placement.link(node, other)
     done = _done(part, ends)
     came = np.zeros(len(part.tasks))
     for kernel, instruction, end in zip(part.kernel_of, part.instructions, ends, strict=False):

@@ -19,6 +19,7 @@ from fpgapipe.lowering.memory.layout import memory_bytes
 from fpgapipe.lowering.schedule.schedule import TaskKind
 from fpgapipe.lowering.units.step_options import GRADIENTS, StepOptions
 from fpgapipe.network.graph_json import to_json
+from fpgapipe.partition.placed_nodes import PlacedNodes
 from fpgapipe.partition.plan import DATA_PARALLEL, Plan, Prediction
 from fpgapipe.partition.pricing.cycle_account import CycleAccount, accounts
 from fpgapipe.partition.pricing.few_tasks import few_tasks
@@ -26,7 +27,6 @@ from fpgapipe.partition.pricing.joint_prices import price_together, timed_rounds
 from fpgapipe.partition.pricing.plan_cores import (
     asked_of,
     core_specs,
-    devices_of,
     memory_specs,
     wire_timings,
 )
@@ -102,14 +102,13 @@ def lower_plan(
 
 def _check_room(plan: Plan, cluster: ClusterSpec, memory_bytes: Sequence[int]) -> None:
     """Check that each node's program and tensors fit the memory of its board."""
-    places = devices_of(plan, cluster)
-    for index, (place, node) in enumerate(zip(places, plan.nodes, strict=True)):
-        room = cluster.devices[place].memory_bytes
-        if memory_bytes[index] > room:
+    devices = PlacedNodes.of(plan, cluster).devices
+    for index, (device, needed) in enumerate(zip(devices, memory_bytes, strict=True)):
+        if needed > device.memory_bytes:
             raise UserError(
-                f"device {index} needs {memory_bytes[index]:,} bytes of memory, "
-                f"{node.device} has {room:,}; more micro-batches, a smaller batch or more "
-                "devices need less"
+                f"device {index} needs {needed:,} bytes of memory, "
+                f"{plan.nodes[index].device} has {device.memory_bytes:,}; more micro-batches, a "
+                "smaller batch or more devices need less"
             )
 
 
@@ -336,7 +335,7 @@ def explain_plan(plan: Plan, graph: Graph, cluster: ClusterSpec) -> tuple[int, l
     """
     count = plan.num_microbatches
     if takes_few(plan):  # a pipeline is full after as many micro-batches as it has stages
-        count = min(plan.rounds, max(len(plan.nodes) + 2, _most(plan))) * plan.sharers
+        count = min(plan.rounds, max(len(plan.stages) + 2, _most(plan))) * plan.sharers
     update = {"num_microbatches": count, "batch": count * plan.microbatch}
     pipeline = lower_plan(plan.model_copy(update=update), graph, cluster)
     timing = PipelineTiming.of(pipeline, memory_specs(plan), wire_timings(plan, cluster))

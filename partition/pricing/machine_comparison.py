@@ -17,9 +17,7 @@ from fpgapipe.jobs import results
 from fpgapipe.lowering.schedule.schedule import ScheduleError
 from fpgapipe.partition.explore.candidate import (
     Candidate,
-    Stage,
-    device_chain,
-    time_candidate,
+    on_every_device,
 )
 from fpgapipe.partition.explore.comparison import (
     Comparison,
@@ -38,7 +36,6 @@ from fpgapipe.partition.explore.explorer import (
     plan_one,
 )
 from fpgapipe.partition.explore.planned import as_plan, one_link_each
-from fpgapipe.partition.plan import DATA_PARALLEL
 from fpgapipe.partition.pricing.all_reduce_cycles import all_reduce_s
 from fpgapipe.partition.pricing.machine_search import Choice, priced_choice
 from fpgapipe.partition.schedule.schedule_kinds import num_engines_of
@@ -209,13 +206,8 @@ def _ways(
 
 def _sum_s(graph: Graph, cluster: ClusterSpec, choice: Choice) -> float:
     """Seconds of the sum of all gradients, as it is built."""
-    stages = [
-        Stage(position, choice[device][0], tuple(choice[device][1]), 0.0, 0.0)
-        for position, device in enumerate(cluster.devices)
-    ]
-    count = len(stages)
-    size = graph.batch or 1
-    candidate = time_candidate(DATA_PARALLEL, size, count, stages, device_chain(cluster))
+    count, size = len(cluster.devices), graph.batch or 1
+    candidate = on_every_device(cluster, choice, size, count)
     plan = as_plan(candidate, graph, graph.name, count * size, one_link_each(cluster))
     return all_reduce_s(plan, cluster, graph.totals.parameters)
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from dataclasses import asdict
 from fractions import Fraction
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from fpgapipe.errors import UserError
 from fpgapipe.hw.hls_models.cycles.core_cycles import MemorySpec
 from fpgapipe.hw.hls_models.cycles.link_cycles import WireTiming
 from fpgapipe.network.graph_json import to_json
+from fpgapipe.partition.placed_nodes import PlacedNodes
 
 if TYPE_CHECKING:
     from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec
@@ -43,32 +43,6 @@ def asked_of(
     }
 
 
-def devices_of(plan: Plan, cluster: ClusterSpec) -> list[int]:
-    """Index in the cluster of each node's device.
-
-    Raises
-    ------
-    UserError
-        If the cluster has no device of that name, two nodes are on one device, or two that follow
-        one another have no link.
-    """
-    places = {name: place for place, name in enumerate(cluster.device_names)}
-    found = []
-    for node in plan.nodes:
-        if node.device not in places:
-            if node.device in cluster.device_names:
-                raise UserError(
-                    f"device {node.device!r} has two stages; no programs are made for such plans"
-                )
-            raise UserError(f"cluster {cluster.name} has no device {node.device!r}")
-        found.append(places.pop(node.device))
-    for one, other in pairwise(found):
-        if not cluster.links_between(one, other):
-            names = " and ".join(cluster.device_names[each] for each in (one, other))
-            raise UserError(f"cluster {cluster.name} has no link between {names}")
-    return found
-
-
 def memory_specs(plan: Plan) -> list[MemorySpec]:
     """Memory of each node, in cycles of the core's clock, for simulation.
 
@@ -87,19 +61,15 @@ def memory_specs(plan: Plan) -> list[MemorySpec]:
 
 
 def wire_timings(plan: Plan, cluster: ClusterSpec) -> list[WireTiming]:
-    """Cable from each node but the last to the next.
+    """The cable that each wire of a plan's placement is.
 
-    Rate and latency are those of the cluster's fastest link between the two devices, in cycles of
-    the slower of their clocks; simulated devices all have one clock. The rate is a fraction that
-    the simulated wire can count.
+    Rate and latency are those of its link, in cycles of the slower clock of the two ends;
+    simulated devices all have one clock. The rate is a fraction that the simulated wire can count.
     """
-    places = devices_of(plan, cluster)
+    nodes, placed = plan.nodes, PlacedNodes.of(plan, cluster)
     found = []
-    nodes = plan.nodes
-    for index in range(len(places) - 1):
-        link = cluster.fastest_link(places[index], places[index + 1])
-        assert link is not None, "devices_of refuses plans without links"
-        clk_hz = min(each.spec.clk_hz for each in nodes[index : index + 2])
+    for pair, link in zip(placed.placement.pairs, placed.links, strict=True):
+        clk_hz = min(nodes[node].spec.clk_hz for node in pair)
         rate = Fraction(link.payload_bytes_per_s / clk_hz)
         found.append(
             WireTiming(

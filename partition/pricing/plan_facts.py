@@ -57,9 +57,9 @@ class StageFacts:
         count = max(len({task.microbatch for task in program.tasks} - {-1}), 1)
         node = program.index
         before, after = placement.between(node)
-        has_next, has_before = (placement.are_joined(node, each) for each in (node + 1, node - 1))
-        sends = times.sent(after, Channel.ACTIVATIONS) if has_next else ()
-        returns = times.sent(before, Channel.GRADIENTS) if has_before else ()
+        is_last, is_first = placement.after(node) is None, placement.before(node) is None
+        sends = () if is_last else times.sent(after, Channel.ACTIVATIONS)
+        returns = () if is_first else times.sent(before, Channel.GRADIENTS)
         return cls(
             tuple(times.durations[list(numbers)].tolist()),
             WORD_BYTES * sum(sent.words for sent in sends) // count,

@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -157,7 +156,7 @@ class PipelineTiming:
         for (channel, maker, user), transfers in self._transfers.items():
             packets = {microbatch: each.packets for microbatch, each in transfers.items()}
             _, link, _ = link_ends(self.pipeline.placement, maker, user)
-            wire = self.wires[min(maker, user)]
+            wire = self.wires[self.pipeline.placement.wire(maker, user)]
             channels += SlotChannel.of(
                 channel, link, (maker, user), self.tasks, self.memories, wire, packets
             )
@@ -205,7 +204,7 @@ class PipelineTiming:
     @cached_property
     def _transfers(self) -> dict[tuple[Channel, int, int], dict[int, _Transfer]]:
         """What is sent in each micro-batch, by channel, sending and receiving stage."""
-        pairs = list(pairwise(range(len(self.pipeline.parts))))
+        pairs = self.pipeline.placement.pairs
         ways = {Channel.ACTIVATIONS: pairs, Channel.GRADIENTS: [pair[::-1] for pair in pairs]}
         return {
             (channel, maker, user): self._sent(channel, maker, user)
@@ -223,7 +222,7 @@ class PipelineTiming:
             sent[packet.task].append(packet)
         for part in uses.needed(other, channel):
             needed[part.task].append(part)
-        wire = self.wires[min(maker, user)]
+        wire = self.wires[self.pipeline.placement.wire(maker, user)]
         spec = makes.program.core.links[link]
         makers, users = (self._numbers(stage, channel) for stage in (maker, user))
         known: dict[tuple[int, int], _Transfer] = {}

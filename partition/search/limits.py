@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from fpgapipe.lowering.placement import Placement
 from fpgapipe.partition.search.problem import PartitionProblem, PlanError, StageAssignment
 
 Fit = Callable[[PartitionProblem], tuple[StageAssignment, ...] | None]
@@ -79,7 +80,8 @@ def _remedy(
     if len(stopped):
         joined = np.where(problem.link_bytes_per_s == 0, np.inf, problem.link_bytes_per_s)
         if fit(replace(problem, link_bytes_per_s=joined)) is not None:
-            first, second = problem.device_names[stopped[0]], problem.device_names[stopped[0] + 1]
+            ends = Placement.chain(len(problem.device_names)).pairs[stopped[0]]
+            first, second = (problem.device_names[each] for each in ends)
             return f"a link between {first} and {second} would help"
     names = {name: i for i, name in enumerate(problem.names)}
     activations = float(sum(problem.activation_bytes[names[name]] for name in stages[worst].layers))

@@ -13,12 +13,11 @@ from fpgapipe.lowering.schedule.schedule import ScheduleError
 from fpgapipe.lowering.units.network_units import refusals_of
 from fpgapipe.partition.cost.cores import with_larger_scratchpad
 from fpgapipe.partition.cost.cost import CostModel
-from fpgapipe.partition.explore.candidate import Stage, device_chain, time_candidate
+from fpgapipe.partition.explore.candidate import device_chain, on_every_device
 from fpgapipe.partition.explore.comparison import ring_seconds
 from fpgapipe.partition.explore.cut_problem import memory_fault
 from fpgapipe.partition.explore.explorer import KnownGraphs, core_choices, splits_of
 from fpgapipe.partition.explore.planned import as_plan
-from fpgapipe.partition.plan import DATA_PARALLEL
 from fpgapipe.partition.pricing.machine import is_soon_priced, price_plan
 from fpgapipe.partition.search.problem import PlanError, Refusals
 
@@ -127,17 +126,12 @@ def shared_candidates(
         graph = request.load(request.batch // number)
         sum_s = ring_seconds(graph, chain) if request.train else 0.0
         for choice in core_choices(request, CostModel(graph), 1):
-            stages = []
-            for position, device in enumerate(request.cluster.devices):
-                core, costs = choice[device]
-                stages.append(Stage(position, core, tuple(costs), 0.0, 0.0))
             try:
-                timed = time_candidate(
-                    DATA_PARALLEL,
+                timed = on_every_device(
+                    request.cluster,
+                    choice,
                     request.batch // number,
                     number * count // sharers,
-                    stages,
-                    chain,
                     train=request.train,
                 )
             except ScheduleError as error:

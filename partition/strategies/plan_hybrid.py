@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 from fpgapipe.errors import UserError
 from fpgapipe.lowering.units.network_units import check_network
 from fpgapipe.partition.cost.cost import CostModel
-from fpgapipe.partition.explore.candidate import Stage, device_chain, time_candidate
+from fpgapipe.partition.explore.candidate import device_chain, on_every_device
 from fpgapipe.partition.explore.explorer import core_choices, splits_of
 from fpgapipe.partition.explore.planned import as_plan
-from fpgapipe.partition.plan import DATA_PARALLEL, StagePlan, above_one
+from fpgapipe.partition.plan import StagePlan, above_one
 from fpgapipe.partition.schedule.built_schedules import check_schedule_kind
 from fpgapipe.partition.search.problem import PlanError, Refusals
 from fpgapipe.partition.strategies.data_parallel import priced_best
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from fpgapipe.hw.hls_models.spec.device import DeviceSpec
     from fpgapipe.hw.hls_models.spec.node import NodeSpec
     from fpgapipe.network.graph import Graph
-    from fpgapipe.partition.explore.candidate import Candidate
+    from fpgapipe.partition.explore.candidate import Candidate, Stage
     from fpgapipe.partition.explore.explorer import Request
     from fpgapipe.partition.plan import NodePlan, Plan
     from fpgapipe.partition.strategies.strategy_file import StrategyFile
@@ -156,17 +156,12 @@ def _candidate(
     Its micro-batches are those of the pipeline, and as many of them as all devices can share.
     """
     choice = next(iter(core_choices(request, CostModel(graph), 1)))
-    stages = []
-    for position, device in enumerate(request.cluster.devices):
-        core, costs = choice[device]
-        stages.append(Stage(position, core, tuple(costs), 0.0, 0.0))
-    devices = len(stages)
-    timed = time_candidate(
-        DATA_PARALLEL,
+    devices = len(request.cluster.devices)
+    timed = on_every_device(
+        request.cluster,
+        choice,
         request.batch // count,
         -(-count // devices) * devices,
-        stages,
-        device_chain(request.cluster),
         train=request.train,
     )
     return timed, {device: core for device, (core, _) in choice.items()}

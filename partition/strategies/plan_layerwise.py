@@ -212,7 +212,7 @@ def _shared(candidate: Candidate, sharers: int, request: Request, network: str) 
     """The plan of a candidate of `shared_candidates`, whose groups share their work equally."""
     assert candidate.microbatch is not None
     graph = request.load(candidate.microbatch)
-    size = len(candidate.stages) // sharers
+    size = len(request.cluster.devices) // sharers
     done = candidate.microbatch * candidate.num_microbatches
     plan = as_plan(candidate, graph, network, done, request.cluster, train=request.train)
     nodes = [

@@ -8,14 +8,13 @@ from typing import TYPE_CHECKING
 from fpgapipe.hw.hls_models.cycles.cluster_cycles import predict_cluster
 from fpgapipe.hw.hls_models.spec.link import LinkEngineSpec
 from fpgapipe.lowering.memory.placed import Placed, page
-from fpgapipe.lowering.placement import Placement
 from fpgapipe.lowering.ring.hop import hop_programs
 from fpgapipe.lowering.units.step_options import StepOptions
 from fpgapipe.partition.cost.cores import ported
-from fpgapipe.partition.explore.candidate import device_chain
 from fpgapipe.partition.explore.explorer import Request
-from fpgapipe.partition.explore.planned import as_plan, link_end
+from fpgapipe.partition.explore.planned import as_plan, link_ends
 from fpgapipe.partition.explore.smallest import explore_smallest
+from fpgapipe.partition.placed_nodes import PlacedNodes
 from fpgapipe.partition.plan import Plan
 from fpgapipe.partition.pricing.machine import price_plan
 from fpgapipe.partition.pricing.plan_cores import core_specs, memory_specs, wire_timings
@@ -146,11 +145,7 @@ def _check_cluster(cluster: ClusterSpec) -> None:
             "the devices of a ring must be boards of one kind, since all run the same programs; "
             f"cluster {cluster.name} has {len({each.name for each in cluster.devices})} kinds"
         )
-    chain = device_chain(cluster)
-    for number, rate in enumerate(chain.link_bytes_per_s):
-        if not rate:
-            names = " and ".join(cluster.device_names[number : number + 2])
-            raise PlanError(f"devices that follow one another need a link, {names} have none")
+    PlacedNodes.chain(range(len(cluster.devices)), cluster)
 
 
 def _array(candidate: Candidate) -> tuple[int, int]:
@@ -174,11 +169,7 @@ def _priced(name: str, request: Request, candidate: Candidate) -> Plan:
 
 def _link_ends(cluster: ClusterSpec, node: NodeSpec) -> tuple[LinkEngineSpec, ...]:
     """Ends of the links to the devices before and after, alike on all devices."""
-    chain = device_chain(cluster)
-    ends = [
-        link_end(rate / node.clk_hz, latency_s * node.clk_hz)
-        for rate, latency_s in zip(chain.link_bytes_per_s, chain.link_latency_s, strict=True)
-    ]
+    ends = link_ends(PlacedNodes.chain(range(len(cluster.devices)), cluster))
     widest = LinkEngineSpec(
         phy_bytes=max(end.phy_bytes for end in ends),
         frame_words=max(end.frame_words for end in ends),
@@ -273,7 +264,7 @@ def hop_cycles(plan: RingPlan, cluster: ClusterSpec, programs: Sequence[Sequence
     found = predict_cluster(
         programs,  # type: ignore[arg-type]
         core_specs(plan.spread),
-        Placement.chain(len(programs)).wires,
+        PlacedNodes.of(plan.spread, cluster).placement.wires,
         memories=memory_specs(plan.spread),
         wires=wire_timings(plan.spread, cluster),
     )

@@ -39,6 +39,7 @@ from fpgapipe.partition.explore.explorer import device_chains, explore
 from fpgapipe.partition.explore.planned import as_plan, link_end, one_link_each
 from fpgapipe.partition.explore.smallest import THROUGHPUT, explore_smallest
 from fpgapipe.partition.explore.unit_problem import make_problem
+from fpgapipe.partition.placed_nodes import PlacedNodes
 from fpgapipe.partition.plan import Plan
 from fpgapipe.partition.pricing.machine import lower_plan
 from fpgapipe.partition.pricing.plan_cores import core_specs, memory_specs, wire_timings
@@ -120,7 +121,30 @@ def test_a_chain_of_unlike_boards_is_built_from_either_end():
         assert why_not_built(each, graph, unlike)["possible"]
         assert len(lower_plan(each, graph, unlike).parts) == 2
     few = back.model_copy(update={"stages": (back.stages[0], back.stages[0])})
-    assert "or in the reverse order" in why_not_built(few, graph, unlike)["reason"]
+    assert "has two stages" in why_not_built(few, graph, unlike)["reason"]
+
+
+def test_a_plan_may_begin_within_a_cluster():
+    """Nodes on the second and third of three devices, in either order."""
+    plan, graph, _ = plan_of(2)
+    cluster = cluster_of(3)
+    one, two = plan.nodes
+    for places in ((1, 2), (2, 1), (1, 0)):
+        names = [cluster.device_names[place] for place in places]
+        moved = plan.with_nodes(
+            [
+                node.model_copy(update={"device": name})
+                for node, name in zip((one, two), names, strict=True)
+            ]
+        )
+        placed = PlacedNodes.of(moved, cluster)
+        assert placed.places == places
+        (link,) = placed.links
+        assert {link.source, link.destination} == set(places)
+        ends = {placed.port(node, 0) for node in (0, 1)}
+        assert ends == {link.source_port, link.destination_port}
+        assert why_not_built(moved, graph, cluster)["possible"]
+        assert len(wire_specs(moved, cluster)) == 1
 
 
 def test_each_end_suits_its_own_link():

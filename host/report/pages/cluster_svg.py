@@ -22,8 +22,11 @@ _LAYER_LINES = 3
 def cluster_section(subject: Subject) -> Section:
     """Make the section with picture and table of the stages."""
     plan = subject.plan
+    each = "one a device" if len(plan.stages) == len(plan.nodes) else "some of several devices"
+    if len(plan.stages) == 1 < len(plan.nodes):
+        each = "here a single one, which all devices compute together"
     lead = (
-        f"The network is cut into {term('stages', 'stage')}, one a device. Features flow to the "
+        f"The network is cut into {term('stages', 'stage')}, {each}. Features flow to the "
         "right, their gradients back; the bytes are those of one "
         f"{term('micro-batch', 'microbatch')}."
     )
@@ -63,14 +66,15 @@ def _picture(subject: Subject) -> Iterator[str]:
 
 
 def _card(subject: Subject, i: int, x: float, y: float, width: int) -> Iterator[str]:
-    node, device = subject.plan.nodes[i], subject.device(i)
+    node, device = subject.plan.nodes[i], subject.placed.devices[i]
     core, names = node.core, subject.plan.node_layers[i]
+    stage = f"stage {subject.plan.stage_numbers[i]}"
     chars = (width - 28) // 7
     yield f'<g class="device"><title>{text(_layers(subject, i))}</title>'
     yield f'<rect class="card" x="{x}" y="{y}" width="{width}" height="{_CARD_HEIGHT}" rx="10"/>'
     left = x + 14
     yield f'<rect class="tab" x="{left}" y="{y}" width="40" height="4"/>'
-    yield f'<text class="stage soft" x="{x + width - 14}" y="{y + 29}">stage {i}</text>'
+    yield f'<text class="stage soft" x="{x + width - 14}" y="{y + 29}">{stage}</text>'
 
     def line(at: float, words: str, css: str = "") -> str:
         return f'<text class="{css}" x="{left}" y="{y + at:g}">{text(_cut(words, chars))}</text>'
@@ -101,28 +105,29 @@ def _card(subject: Subject, i: int, x: float, y: float, width: int) -> Iterator[
 
 
 def _traffic(subject: Subject, i: int) -> tuple[str, str, str, str]:
-    """Return the rate of a link, its bytes in either direction, and all of it in words."""
-    link = subject.link(i)
-    rate = "no link" if link is None else scaled(link.payload_bytes_per_s, "B/s")
-    sends = scaled(subject.plan.nodes[i].sends_bytes, "B")
-    returns = scaled(subject.plan.nodes[i].returns_bytes, "B")
-    words = [f"{subject.names[i]} to {subject.names[i + 1]}: {rate}"]
-    if link is not None:
-        words.append(f"{link.protocol}, latency {duration(link.latency_s)}")
-    words.append(f"{sends} of features, {returns} of gradients a micro-batch")
+    """Return the rate of a wire, its bytes in either direction, and all of it in words."""
+    link, (one, other) = subject.placed.links[i], subject.placed.placement.pairs[i]
+    rate = scaled(link.payload_bytes_per_s, "B/s")
+    sends = scaled(subject.plan.nodes[one].sends_bytes, "B")
+    returns = scaled(subject.plan.nodes[one].returns_bytes, "B")
+    words = [
+        f"{subject.names[one]} to {subject.names[other]}: {rate}",
+        f"{link.protocol}, latency {duration(link.latency_s)}",
+        f"{sends} of features, {returns} of gradients a micro-batch",
+    ]
     for busy, way in _busy(subject, i):
         words.append(f"{way}: in use {percent(busy)} of the mini-batch")
     return rate, sends, returns, "\n".join(words)
 
 
 def _busy(subject: Subject, i: int) -> Iterator[tuple[float, str]]:
-    """Share of the mini-batch in which each direction of a link is in use, if it was measured."""
-    measured = subject.measured
+    """Share of the mini-batch in which each direction of a wire is in use, if it was measured."""
+    measured, (one, other) = subject.measured, subject.placed.placement.pairs[i]
     total = measured.minibatch_cycles.rtl if measured else None
     for link in measured.links if measured else ():
         cycles = link.busy_cycles.rtl
-        if {link.source, link.destination} == {i, i + 1} and total and cycles is not None:
-            yield cycles / total, "features" if link.source == i else "gradients"
+        if {link.source, link.destination} == {one, other} and total and cycles is not None:
+            yield cycles / total, "features" if link.source == one else "gradients"
 
 
 def _wire(subject: Subject, i: int, x: float, y: float, gap: int) -> Iterator[str]:

@@ -13,6 +13,7 @@ from fpgapipe.host.report.pages.inputs import MEASURED, Measured, Run, read_meas
 from fpgapipe.lowering.schedule.schedule import forward_only
 from fpgapipe.lowering.units.network_units import units_of
 from fpgapipe.partition.explore.candidate import make_candidate_schedule
+from fpgapipe.partition.placed_nodes import PlacedNodes
 from fpgapipe.partition.plan import DATA_PARALLEL
 from fpgapipe.partition.timeline.timeline import StageTimes, Timeline, simulate
 
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
     from fpgapipe.host.build.build import Build
     from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec
-    from fpgapipe.hw.hls_models.spec.device import ClusterSpec, DeviceSpec, LinkSpec
+    from fpgapipe.hw.hls_models.spec.device import ClusterSpec
     from fpgapipe.partition.plan import Plan
 
 
@@ -77,17 +78,10 @@ class Subject:
         """Names of the devices, in the order of the chain."""
         return [node.device for node in self.plan.nodes]
 
-    def device(self, index: int) -> DeviceSpec:
-        """A device of the chain."""
-        place = self.cluster.device_names.index(self.plan.nodes[index].device)
-        return self.cluster.devices[place]
-
-    def link(self, index: int) -> LinkSpec | None:
-        """The fastest link from a device to the next."""
-        names = self.cluster.device_names
-        ends = [names.index(self.plan.nodes[i].device) for i in (index, index + 1)]
-        links = self.cluster.links_between(*ends)
-        return max(links, key=lambda link: link.payload_bytes_per_s, default=None)
+    @cached_property
+    def placed(self) -> PlacedNodes:
+        """The devices of the plan's nodes, and the links that join them."""
+        return PlacedNodes.of(self.plan, self.cluster)
 
     @property
     def clk_hz(self) -> float:
@@ -133,13 +127,10 @@ class Subject:
         """The event simulation of the plan, with the times of the plan."""
         nodes = self.plan.nodes
         activations, gradients = np.zeros(len(nodes)), np.zeros(len(nodes))
-        latencies = [0.0]
-        for i, node in enumerate(nodes[:-1]):
-            link = self.link(i)
-            if link is not None:
-                activations[i] = node.sends_bytes / link.payload_bytes_per_s
-                gradients[i + 1] = node.returns_bytes / link.payload_bytes_per_s
-                latencies.append(link.latency_s)
+        placed = self.placed
+        for (one, other), link in zip(placed.placement.pairs, placed.links, strict=True):
+            activations[one] = nodes[one].sends_bytes / link.payload_bytes_per_s
+            gradients[other] = nodes[one].returns_bytes / link.payload_bytes_per_s
         times = StageTimes(
             np.array([node.forward_s for node in nodes]),
             np.array([node.input_gradient_s for node in nodes]),
@@ -147,7 +138,7 @@ class Subject:
             np.array([node.update_s for node in nodes]),
             activations,
             gradients,
-            max(latencies),
+            max((link.latency_s for link in placed.links), default=0.0),
         )
         together = len(nodes) > 1 == len(self.plan.stages)
         kind = DATA_PARALLEL if together else self.plan.schedule
