@@ -110,7 +110,7 @@ PARAMETERS_IN_FP64 = 100_000_000
 
 
 OPTIONS = StepOptions(activations=FP32)
-LIMITS = Limits(time_s=600, macs=4_000_000_000, elements=60_000_000)
+LIMITS = Limits(time_s=600, macs=4_000_000_000, elements=110_000_000)
 """How much of a sensitive network is compared in groups of layers."""
 
 

@@ -370,14 +370,15 @@ def _alone(graph: Graph, unit: Unit, function: str) -> Graph:
         )
     result = add(names[unit.name])
     tensor = builder.tensor(result)
-    if tensor.shape[0] == batch:
+    if tensor.shape[0] == batch and len(tensor.shape) > 1:
         return builder.build([result])
     # The loss needs samples.
     if tensor.elements % batch == 0:
         shape = (batch, tensor.elements // batch)
         return builder.build([builder.add("samples", ops.Reshape(shape), result)])
-    samples = builder.input("samples", tensor.with_shape((batch, *tensor.shape)))
-    return builder.build([builder.add("product", ops.Binary("mul"), samples, result)])
+    flat = builder.add("flat", ops.Reshape((tensor.elements,)), result)
+    samples = builder.input("samples", tensor.with_shape((batch, tensor.elements)))
+    return builder.build([builder.add("product", ops.Binary("mul"), samples, flat)])
 
 
 def _is_of_positive(operator: ops.Operator) -> bool:

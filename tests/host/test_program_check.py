@@ -115,6 +115,24 @@ def test_what_is_scaled_by_a_learned_tensor_is_compared():
     assert not verify_programs(plan, graph, options, limits=Limits(1e9)).unverified
 
 
+@pytest.mark.parametrize("shape", [(3, 1, 1), (2, 1), (2,)], ids=str)
+def test_functions_of_learned_tensors_are_compared(shape):
+    """As many values as there are samples, or no multiple of them; some scale attention heads."""
+
+    def scaled(batch):
+        net = Network("scaled", batch)
+        scale = net.unary(net.add("scale", ops.Constant(shape, trainable=True)), "exp")
+        rows = shape[0] if len(shape) > 1 else 4
+        x = net.reshape(net.image(rows, 2, 2), batch, rows, 2, 2)
+        wide = net.add("wide", ops.Reshape((*shape, *(1,) * (3 - len(shape)))), scale)
+        x = net.add("product", ops.Binary("mul"), x, scale if len(shape) != 2 else wide)
+        net.linear(net.flatten(x), 5)
+        return net.build()
+
+    plan, graph, options = planned(scaled)
+    assert not verify_programs(plan, graph, options, limits=Limits(1e9)).unverified
+
+
 @pytest.mark.parametrize("function", ["log", "sqrt", "rsqrt"])
 def test_functions_of_positive_numbers_are_compared(function):
     """Random numbers were negative, and the function was left out as one of other numbers."""
