@@ -30,6 +30,7 @@ import sys
 import tempfile
 import threading
 import time
+import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -44,7 +45,6 @@ from fpgapipe.host.backends.devices import DeviceBackend
 from fpgapipe.host.build.build import Build, open_build
 from fpgapipe.host.cli.main import main as command_line
 from fpgapipe.host.driver.transport import Limits, Transport
-from fpgapipe.host.transports import opening
 from fpgapipe.host.transports.agent_server import DeviceAgent, Served
 from fpgapipe.host.transports.modelled import ModelledCluster, ModelledTransport
 from fpgapipe.host.transports.xdma import XdmaTransport
@@ -66,7 +66,8 @@ LIMITS = Limits(link=0.5, stall=1.0)
 
 ONES = 0xFFFFFFFF
 PAGE = 4096
-BUILD = "--board u280 --devices 2 --array 4x4 --batch 4 --micro-batches 2 --seed 1"
+# PyTorch is left out: its threads would not be there in the processes that are forked.
+BUILD = "--board u280 --devices 2 --array 4x4 --batch 4 --micro-batches 2 --seed 1 --no-verify"
 RUN = f"--backend xdma --cluster lab.yaml --data random --seed 1 --steps {STEPS}"
 OFTEN = "--checkpoint-every 1 --no-validation"
 
@@ -142,15 +143,12 @@ class Kind:
     when : When
     code : int
         Exit code of the command.
-    more : str
-        More options of the command.
     """
 
     breaks: Callable[[Card], None]
     error: str
     when: When = When.RUNNING
     code: int = 2
-    more: str = ""
 
 
 # ---------------------------------------------------------------------- what breaks
@@ -239,7 +237,7 @@ def fails() -> int | bytes:
 
 
 def stuck_bit(card: Card) -> None:
-    """A bit of what is written to the memory is stuck; only a comparison sees it."""
+    """A bit of what is read from the memory is stuck."""
     card.transport.on_load = lambda address, data: data | np.uint8(0x10)
 
 
@@ -342,7 +340,7 @@ KINDS = {
     "a read that stands still": Kind(
         cut("pread", lambda: b""), r"failed after [1-9]\d* bytes: nothing more came"
     ),
-    "a bit of the memory is stuck": Kind(stuck_bit, "differ", code=1, more="--check"),
+    "a bit of the memory is stuck": Kind(stuck_bit, "read as something else than what was written"),
     "Ctrl-C": Kind(signalled(signal.SIGINT), "", code=130),
     "SIGTERM": Kind(signalled(signal.SIGTERM), "", code=143),
     "the terminal goes away": Kind(signalled(signal.SIGHUP), "", code=129),
@@ -396,7 +394,7 @@ def prepared(build: Build, kind: Kind | None, agents: Sequence[Any]) -> None:
         card.devices = self.devices
 
     DeviceBackend.__init__ = made  # type: ignore[method-assign]
-    opening.OPENED["xdma"] = opened
+    XdmaTransport.open = staticmethod(opened)  # type: ignore[assignment,method-assign]
     pair = Keys(Path("agent.pem"), Path("agent.key")).pair() if agents else ()
     accesses = threading.Lock()  # of all cards, since models run together
     for number, place in enumerate(agents):
@@ -420,6 +418,9 @@ def run(
                 code = command_line(["run", "b", *RUN.split(), *OFTEN.split(), *options])
                 sys.stdout.flush()
                 sys.stderr.flush()
+            except BaseException:
+                traceback.print_exc()
+                raise
             finally:
                 os._exit(code)
         while not (ended := os.waitpid(pid, os.WNOHANG))[0]:
@@ -436,7 +437,7 @@ def run(
 def case(build: Build, kind: Kind, expected: str, agents: Sequence[Any]) -> dict[str, Any]:
     """Do a case; returns what it gave, with its fault, if there is one."""
     shutil.rmtree(build.run_folder, ignore_errors=True)
-    code, text, seconds = run(build, kind, kind.more.split(), agents)
+    code, text, seconds = run(build, kind, [], agents)
     step, _ = newest_weights(build.run_folder / "xdma")
     lines = [line for line in text.splitlines() if kind.error and re.search(kind.error, line)]
     named = lines[0] if lines else ""
@@ -487,7 +488,7 @@ def main() -> int:
         lines = ["format: 1", "name: lab", "devices:", *devices, "topology: chain", ""]
         Path("lab.yaml").write_text("\n".join(lines))
         code, text, _ = run(build, None, [], agents)
-        assert code == 0, text
+        assert code == 0, (code, text)
         step, expected = newest_weights(build.run_folder / "xdma")
         assert step == STEPS
         found = {}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, TypeVar, cast
 
 from fpgapipe.host.backends.base import Backend
 from fpgapipe.host.driver.core_driver import CoreDriver
@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from fpgapipe.host.backends.base import Values
     from fpgapipe.host.driver.transport import Limits, Transport
     from fpgapipe.lowering.program.pipeline import PipelineProgram
+
+
+Found = TypeVar("Found")
 
 
 class DriverBackend(Backend):
@@ -62,6 +65,20 @@ class DriverBackend(Backend):
     def counters(self) -> list[dict[str, int]]:
         """Values of all counters of each device; they are not reset between steps."""
         return self.devices.counters()
+
+    def parameters(self, suffix: str = "") -> dict[str, NDArray[np.float32]]:
+        """See `Backend`; memory that reads as something else than what was written is an error."""
+        return self._checked(super().parameters(suffix))
+
+    def state(self) -> dict[str, NDArray[np.float32]]:
+        """See `Backend`; memory that reads as something else than what was written is an error."""
+        return self._checked(super().state())
+
+    def _checked(self, found: Found) -> Found:
+        for driver in self.devices.drivers:
+            assert driver.memory is not None, "programs were loaded"
+            driver.memory.check()
+        return found
 
     def _run(self, scalars: Sequence[int], progress: Callable[[int], object] | None) -> int:
         parts = self.pipeline.parts

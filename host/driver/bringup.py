@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from fpgapipe.errors import UserError
-from fpgapipe.host.driver.core_driver import DeviceFault
+from fpgapipe.host.driver.core_driver import WORD_BYTES, DeviceFault
 from fpgapipe.host.driver.device_memory import DeviceMemory
 from fpgapipe.host.driver.devices import Devices
 from fpgapipe.hw.hls_models.isa.instructions import Instruction, Opcode, encode
@@ -132,9 +132,12 @@ class Bringup:
     def _memory(self, driver: CoreDriver) -> str:
         size = self._sizes[self._devices.drivers.index(driver)]
         base = driver.transport.allocate(size)
-        count = driver.check_memory(DeviceMemory(driver.transport, base, size))
-        driver.memory = DeviceMemory(driver.transport, base, TRIED_BYTES)
-        return f"{count} places of {size:,} bytes from {base:#x} on keep what is written"
+        places, writes = driver.check_memory(base, size)
+        driver.memory = DeviceMemory(driver.transport, base, TRIED_BYTES, driver.name)
+        return (
+            f"{places} places of {size:,} bytes from {base:#x} on keep what is written, and "
+            f"{writes:,} writes of {WORD_BYTES} bytes came, each"
+        )
 
     def _copy(self, driver: CoreDriver) -> str:
         """Let the core copy bytes, so that it and the host see the same memory."""

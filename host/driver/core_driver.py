@@ -35,6 +35,12 @@ HALVES = ("LO", "HI")
 SCRATCH = ("PROGRAM_LO", "PROGRAM_HI", "MEMORY_LIMIT_LO", "MEMORY_LIMIT_HI")
 """Registers whose contents mean nothing before a program starts."""
 
+WORD_BYTES = 64
+"""Bytes that a memory is checked by."""
+
+LEAST_WRITES = 20_000
+"""Words that are written to a memory one by one, at least, to see whether one is lost."""
+
 
 class DeviceFault(UserError):
     """A device is not what it should be, does not do what it should, or does not answer."""
@@ -164,15 +170,21 @@ class CoreDriver:
         for name in SCRATCH:
             self.write(name, 0)
 
-    def check_memory(self, memory: DeviceMemory) -> int:
-        """Write and read back a word at each distance that one address line makes.
+    def check_memory(self, base: int, size: int) -> tuple[int, int]:
+        """Write and read back a word at each distance that one address line makes, and many words.
 
         What the memory holds there is lost.
 
+        Parameters
+        ----------
+        base, size : int
+            Address of the memory on the core's bus, and its bytes, at least 64.
+
         Returns
         -------
-        int
-            Number of words that were tried.
+        (int, int)
+            Number of distances, and number of words that were written one by one: so many that a
+            way which loses one of 10,000 is found.
 
         Raises
         ------
@@ -180,20 +192,20 @@ class CoreDriver:
             If a word reads as something else than what was written; the error says whether it is
             what was written elsewhere.
         """
-        places = [0, *(1 << bit for bit in range(6, memory.size.bit_length())), memory.size - 64]
-        places = sorted({place for place in places if 0 <= place <= memory.size - 64})
-        words = {place: _word_for(memory.base + place) for place in places}
+        places = [0, *(1 << bit for bit in range(6, size.bit_length())), size - WORD_BYTES]
+        places = sorted({place for place in places if 0 <= place <= size - WORD_BYTES})
+        words = {place: _words_for(base + place, 1) for place in places}
         for place, word in words.items():
-            memory[place : place + 64] = word
+            self.transport.write(base + place, word)
         for place, word in words.items():
-            found = memory[place : place + 64]
+            found = self.transport.read(base + place, WORD_BYTES)
             if np.array_equal(found, word):
                 continue
             same = next((at for at, other in words.items() if np.array_equal(found, other)), None)
-            where = f"memory at {memory.base + place:#x}"
+            where = f"memory at {base + place:#x}"
             if same is not None:
                 raise self.fault(
-                    f"{where} reads as what was written to {memory.base + same:#x}: an address "
+                    f"{where} reads as what was written to {base + same:#x}: an address "
                     "line does nothing, or the memory is smaller than its map; look at the address "
                     "map of the design, and at 'memory' and 'memory_bytes' in the cluster file"
                 )
@@ -201,7 +213,25 @@ class CoreDriver:
                 f"{where} reads as something else than what was written: look at whether the "
                 "memory's controller is calibrated, and at whether others use this memory"
             )
-        return len(places)
+        return len(places), self._check_writes(base, min(size // WORD_BYTES, LEAST_WRITES))
+
+    def _check_writes(self, base: int, count: int) -> int:
+        """Write so many words one by one, as often as it takes, and read them back together."""
+        rounds = -(-LEAST_WRITES // count)
+        for number in range(rounds):
+            written = _words_for(base + number, count)
+            for at in range(0, written.size, WORD_BYTES):
+                self.transport.write(base + at, written[at : at + WORD_BYTES])
+            wrong = np.flatnonzero(self.transport.read(base, written.size) != written)
+            if wrong.size:
+                lost = np.unique(wrong // WORD_BYTES)
+                raise self.fault(
+                    f"{lost.size} of {count:,} words of {WORD_BYTES} bytes in its memory, the "
+                    f"first at {base + WORD_BYTES * int(lost[0]):#x}, read as something else than "
+                    "what was written one by one: the way to its memory loses or changes data now "
+                    "and then; look at whether the design meets its clocks, and at the bus"
+                )
+        return rounds * count
 
     # ------------------------------------------------------------------ links
 
@@ -249,7 +279,7 @@ class CoreDriver:
             base = self.transport.allocate(size_bytes)
             if base % 4096:
                 raise self.fault(f"memory must begin at a multiple of 4096, not at {base:#x}")
-            self.memory = DeviceMemory(self.transport, base, size_bytes)
+            self.memory = DeviceMemory(self.transport, base, size_bytes, self.name)
         return self.memory
 
     def prepare(self, entry: int, scalars: Sequence[int]) -> None:
@@ -322,7 +352,7 @@ class CoreDriver:
         return value
 
 
-def _word_for(address: int) -> NDArray[np.uint8]:
-    """64 bytes that differ from those of any other address."""
+def _words_for(address: int, count: int) -> NDArray[np.uint8]:
+    """Bytes of some words that differ from those for any other address."""
     random = np.random.default_rng(address)
-    return random.integers(0, 256, 64, dtype=np.uint8)
+    return random.integers(0, 256, count * WORD_BYTES, dtype=np.uint8)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from fpgapipe.errors import UserError
 from fpgapipe.hw.hls_models.isa.instructions import Opcode, encode, program_bytes
 
 if TYPE_CHECKING:
@@ -19,6 +21,20 @@ if TYPE_CHECKING:
 CHUNK_BYTES = 1 << 24
 """Largest number of bytes that are transferred at once, so that Ctrl-C need not wait long."""
 
+CHECKED_BYTES = 1 << 16
+"""Most bytes of a program that are read to see whether memory is read as it is."""
+
+TRIES = 4
+"""How often bytes are written until they read as they were written, or read until they are what
+they were when they were read before."""
+
+logger = logging.getLogger(__name__)
+
+
+class MemoryFault(UserError):
+    """Memory of a device keeps something else than what was written, or reads differently."""
+
+
 ADDRESSED = frozenset({Opcode.LOAD, Opcode.STORE, Opcode.SEND, Opcode.RECEIVE})
 """Instructions with an address in memory."""
 
@@ -31,6 +47,10 @@ def relocated(program: Sequence[Instruction], distance: int) -> bytes:
 class DeviceMemory:
     """Memory of a device from an address on; slices read and write it through the transport.
 
+    All that is written is read back, and all that is read is read twice, since a way to a device
+    may lose or repeat a transfer without an error. What went wrong is done again, and said in the
+    log; it is an error if that does not help.
+
     A program is written with its addresses moved to where the memory begins. Read back unchanged,
     it looks as if the memory began at 0, so that memories of devices and of models can be compared.
 
@@ -41,14 +61,22 @@ class DeviceMemory:
         Address of the first byte on the core's bus.
     size : int
         Number of bytes.
+    name : str
+        Name of the device in messages.
 
     Attributes
     ----------
     base, size : int
+
+    Raises
+    ------
+    MemoryFault
+        On an access, if bytes do not read as they were written or read differently each time.
     """
 
-    def __init__(self, transport: Transport, base: int, size: int) -> None:
-        self._transport = transport
+    def __init__(self, transport: Transport, base: int, size: int, name: str) -> None:
+        self._transport, self._name = transport, name
+        self._repeated = 0
         self.base, self.size = base, size
         self._program: tuple[int, NDArray[np.uint8], NDArray[np.uint8]] | None = None
 
@@ -82,12 +110,24 @@ class DeviceMemory:
         self._write(0, image)
         self._write(entry, moved)
 
+    def check(self) -> None:
+        """Check that the program reads as it was written, before what was read is relied on.
+
+        A way that changes all that it reads alike does so here, too.
+        """
+        at, known = self.program
+        expected = np.frombuffer(known[:CHECKED_BYTES], np.uint8)
+        if expected.size:
+            wrong = np.flatnonzero(self._read(at, expected.size) != expected)
+            if wrong.size:
+                raise self._fault(at, wrong, "than what was written")
+
     def __getitem__(self, where: slice) -> NDArray[np.uint8]:
         begin, end = self._range(where)
         found = np.empty(end - begin, np.uint8)
         for at in range(begin, end, CHUNK_BYTES):
             size = min(CHUNK_BYTES, end - at)
-            found[at - begin : at - begin + size] = self._transport.read(self.base + at, size)
+            found[at - begin : at - begin + size] = self._read(self.base + at, size)
         if self._program and self.base:
             entry, original, moved = self._program
             first, last = max(begin, entry), min(end, entry + moved.size)
@@ -110,7 +150,44 @@ class DeviceMemory:
 
     def _write(self, begin: int, data: NDArray[np.uint8]) -> None:
         for at in range(0, data.size, CHUNK_BYTES):
-            self._transport.write(self.base + begin + at, data[at : at + CHUNK_BYTES])
+            address, part = self.base + begin + at, data[at : at + CHUNK_BYTES]
+            for _ in range(TRIES):
+                self._transport.write(address, part)
+                wrong = np.flatnonzero(self._transport.read(address, part.size) != part)
+                if not wrong.size:
+                    break
+                self._warn("written", address, wrong)
+            else:
+                raise self._fault(address, wrong, "than what was written")
+
+    def _read(self, address: int, size: int) -> NDArray[np.uint8]:
+        found = self._transport.read(address, size)
+        for _ in range(TRIES):
+            again = self._transport.read(address, size)
+            wrong = np.flatnonzero(found != again)
+            if not wrong.size:
+                return again
+            self._warn("read", address, wrong)
+            found = again
+        raise self._fault(address, wrong, "each time")
+
+    def _warn(self, done: str, address: int, wrong: NDArray[np.intp]) -> None:
+        self._repeated += 1
+        if self._repeated & self._repeated - 1:
+            return  # the first, second, fourth, eighth, ... is said
+        logger.warning(
+            "%s: %s bytes of its memory from %#x on were not as they were %s; done again "
+            "(%s times until now)",
+            self._name, f"{wrong.size:,}", address + int(wrong[0]), done, f"{self._repeated:,}",
+        )  # fmt: skip
+
+    def _fault(self, address: int, wrong: NDArray[np.intp], than: str) -> MemoryFault:
+        return MemoryFault(
+            f"{self._name}: {wrong.size:,} bytes of its memory from {address + int(wrong[0]):#x} "
+            f"on read as something else {than}, {TRIES} times; the way to its memory loses or "
+            "changes data, or its memory's controller is not calibrated: 'fpgapipe bringup' tries "
+            "both"
+        )
 
     def _range(self, where: slice) -> tuple[int, int]:
         begin, end, step = where.indices(self.size)

@@ -16,6 +16,7 @@ import numpy as np
 
 from fpgapipe.errors import UserError
 from fpgapipe.host.driver.allocation import Allocation
+from fpgapipe.host.driver.device_memory import TRIES
 from fpgapipe.host.driver.transport import BoardTransport, TransportError
 from fpgapipe.optional import require
 
@@ -44,10 +45,10 @@ WORD_BYTES = 4
 MOST_WORDS = 255
 """Words of a packet of the protocol, whose counts have eight bits."""
 
-CHECKED_BYTES = 1 << 14
+PACED_BYTES = 1 << 14
 """Bytes of memory after which a write waits for the device.
 
-Writes have no answers, so the last word of these bytes is read back. Otherwise a server whose
+Writes have no answers, so the last word of these bytes is read. Otherwise a server whose
 serial port is slow would have more to do than it can answer within `ANSWER_LIMIT_S`."""
 
 _SOFTWARE, _HARDWARE = 0x0E, 0x01
@@ -181,24 +182,30 @@ class LitexTransport(BoardTransport):
         begin *= WORD_BYTES
         padded = np.zeros(-(-(skipped + data.size) // WORD_BYTES) * WORD_BYTES, np.uint8)
         if skipped:
-            padded[:WORD_BYTES] = self.read(begin, WORD_BYTES)
+            padded[:WORD_BYTES] = self._kept(begin)
         if (skipped + data.size) % WORD_BYTES:
-            padded[-WORD_BYTES:] = self.read(begin + padded.size - WORD_BYTES, WORD_BYTES)
+            padded[-WORD_BYTES:] = self._kept(begin + padded.size - WORD_BYTES)
         padded[skipped : skipped + data.size] = data
-        for at in range(0, padded.size, CHECKED_BYTES):
-            words = padded[at : at + CHECKED_BYTES].view("<u4")
+        for at in range(0, padded.size, PACED_BYTES):
+            words = padded[at : at + PACED_BYTES].view("<u4")
             place = self._memory + begin + at
             for first in range(0, words.size, MOST_WORDS):
                 part = words[first : first + MOST_WORDS].tolist()
                 self._write(place + first * WORD_BYTES, part)
-            last = place + (words.size - 1) * WORD_BYTES
-            found = self._read(last, 1)[0]
-            if found != words[-1]:
-                raise TransportError(
-                    f"{self._server}: memory at {last - self._memory:#x} reads as {found:#010x} "
-                    f"after {int(words[-1]):#010x} was written: the serial line loses bytes, or "
-                    "the SDRAM does not work"
-                )
+            self._read(place + (words.size - 1) * WORD_BYTES, 1)
+
+    def _kept(self, address: int) -> NDArray[np.uint8]:
+        """A word that is written again, read until it is the same twice."""
+        found = self.read(address, WORD_BYTES)
+        for _ in range(TRIES):
+            again = self.read(address, WORD_BYTES)
+            if np.array_equal(found, again):
+                return again
+            found = again
+        raise TransportError(
+            f"{self._server}: memory at {address:#x} reads as something else each time: the serial "
+            "line loses bytes, or the SDRAM does not work"
+        )
 
     def read(self, address: int, size_bytes: int) -> NDArray[np.uint8]:
         """See `Transport`."""

@@ -5,6 +5,7 @@ import errno
 import os
 import re
 
+import memory_faults
 import numpy as np
 import pytest
 from step_cases import every_operator
@@ -15,7 +16,7 @@ from transport_cases import Faulty, XdmaFiles
 from fpgapipe.errors import UserError
 from fpgapipe.host.backends.devices import DeviceBackend
 from fpgapipe.host.driver.core_driver import ALL_ONES, CoreDriver, DeviceFault
-from fpgapipe.host.driver.device_memory import DeviceMemory
+from fpgapipe.host.driver.device_memory import DeviceMemory, MemoryFault
 from fpgapipe.host.driver.transport import Limits, TransportError
 from fpgapipe.host.transports.modelled import ModelledCluster, ModelledTransport
 from fpgapipe.host.transports.simulated import SimulatedTransport, simulated_transports
@@ -138,8 +139,9 @@ def test_a_good_device_passes_all_checks(core):
     driver = driver_of(core)
     driver.check_identity()
     driver.check_registers()
-    memory = DeviceMemory(driver.transport, driver.transport.allocate(1 << 16), 1 << 16)
-    assert driver.check_memory(memory) == 12
+    places, writes = driver.check_memory(driver.transport.allocate(1 << 16), 1 << 16)
+    assert places == 12
+    assert writes >= 20_000
     assert driver.read_pair("MEMORY_LIMIT") == 0
 
 
@@ -172,9 +174,8 @@ def test_a_register_that_answers_for_another(core, registers):
 
 
 def memory_fault(driver):
-    memory = DeviceMemory(driver.transport, driver.transport.allocate(1 << 16), 1 << 16)
     with pytest.raises(DeviceFault) as error:
-        driver.check_memory(memory)
+        driver.check_memory(driver.transport.allocate(1 << 16), 1 << 16)
     return str(error.value)
 
 
@@ -192,6 +193,77 @@ def test_memory_whose_address_line_does_nothing(core):
 def test_memory_with_a_bit_that_is_stuck(core):
     driver = driver_of(core, store=lambda address, data: data | 1)
     assert "reads as something else than what was written" in memory_fault(driver)
+
+
+@pytest.mark.parametrize(
+    "name", sorted({*memory_faults.WRITES} - {"write doubled", "writes swapped"})
+)
+@pytest.mark.parametrize("size", [64, 4096, 1 << 21])
+def test_one_lost_write_of_ten_thousand_is_found(core, name, size):
+    cluster = ModelledCluster([core], [size + 4096], [])
+    count = [0]
+    way = memory_faults.WrongMemory(
+        ModelledTransport(cluster, 0), memory_faults.WRITES[name], 10_000, count
+    )
+    with pytest.raises(DeviceFault, match=r"^card: .* read as something else than what was writ"):
+        CoreDriver("card", core, way).check_memory(way.allocate(size), size)
+
+
+def memory_of(core, name, every):
+    cluster = ModelledCluster([core], [1 << 16], [])
+    way = memory_faults.WrongMemory(
+        ModelledTransport(cluster, 0),
+        (memory_faults.WRITES | memory_faults.READS)[name],
+        every,
+        [0],
+    )
+    return DeviceMemory(way, way.allocate(1 << 15), 1 << 15, "card")
+
+
+@pytest.mark.parametrize("name", [*memory_faults.WRITES, *memory_faults.READS])
+@pytest.mark.parametrize("every", [0, 3, 20])
+def test_transfers_that_go_wrong_are_done_again(core, name, every, caplog):
+    memory = memory_of(core, name, every)
+    rng = np.random.default_rng(0)
+    for number in range(60):
+        begin, size = rng.integers(0, 1 << 14, 2)
+        data = rng.integers(0, 256, int(size) + 64, dtype=np.uint8)
+        where = slice(int(begin), int(begin) + data.size)
+        memory[where] = data
+        assert np.array_equal(memory[where], data), number
+    quiet = "write doubled", "stale read"  # what was read before is right, mostly
+    assert ("of its memory from" in caplog.text) or name in quiet
+
+
+@pytest.mark.parametrize("name", [*memory_faults.WRITES, *memory_faults.READS])
+def test_memory_that_is_always_wrong_is_named(core, name):
+    memory = memory_of(core, name, 1)
+    data = np.random.default_rng(0).integers(1, 256, 6000, dtype=np.uint8)
+    if name in ("write doubled", "stale read"):  # the second read has what the first should have
+        for each in (data, data[::-1]):
+            memory[64:6064] = each
+            assert np.array_equal(memory[64:6064], each)
+        return
+    with pytest.raises(MemoryFault, match=r"^card: .* bytes of its memory from 0x\w+ on read as"):
+        memory[64:6064] = data
+
+
+def test_weights_are_not_read_through_a_bit_that_is_stuck(pipeline):
+    """What is read twice is alike, and only what was written before shows the fault."""
+    cores = [part.core for part in pipeline.parts]
+    cluster = ModelledCluster(
+        cores, [part.memory_bytes for part in pipeline.parts], pipeline.wiring
+    )
+    ways = [Faulty(ModelledTransport(cluster, number)) for number in range(2)]
+    parameters = initial_parameters(pipeline.graph, 0)
+    with DeviceBackend(pipeline, parameters, ways, ["front", "back"]) as backend:
+        assert set(backend.state()) >= set(parameters)
+        ways[1].on_load = lambda address, data: data | np.uint8(0x10)
+        for read in (backend.state, backend.parameters):
+            with pytest.raises(
+                MemoryFault, match=r"^back: .* as something else than what was writ"
+            ):
+                read()
 
 
 def test_a_device_with_too_little_memory(pipeline):
