@@ -6,6 +6,7 @@ from dataclasses import replace
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
+from fpgapipe.errors import shown
 from fpgapipe.network.graph import NetworkError
 from fpgapipe.network.operators import Constant, Embedding
 
@@ -13,6 +14,26 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from fpgapipe.network.graph import Graph
+
+
+MOST_CHARACTERS = 1000
+"""Longest pattern of names that is matched; long ones with many brackets take hours."""
+
+
+def matches(name: str, pattern: str) -> bool:
+    """Whether a name matches a pattern with the wildcards ``*``, ``?`` and ``[...]``.
+
+    Raises
+    ------
+    NetworkError
+        If the pattern is longer than `MOST_CHARACTERS`.
+    """
+    if len(pattern) > MOST_CHARACTERS:
+        raise NetworkError(
+            f"{shown(pattern, 30)} has {len(pattern):,} characters; patterns of names have at most "
+            f"{MOST_CHARACTERS:,}"
+        )
+    return fnmatchcase(name, pattern)
 
 
 def matching(graph: Graph, patterns: Sequence[str]) -> set[str]:
@@ -29,7 +50,7 @@ def matching(graph: Graph, patterns: Sequence[str]) -> set[str]:
     names = graph.by_every_name({name: name for name in learned})
     found: set[str] = set()
     for pattern in patterns:
-        own = {name for each, name in names.items() if fnmatchcase(each, pattern)}
+        own = {name for each, name in names.items() if matches(each, pattern)}
         if not own:
             raise NetworkError(
                 f"no learned parameter of {graph.name} matches {pattern!r}; there are "

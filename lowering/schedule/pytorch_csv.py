@@ -254,9 +254,11 @@ class _Draft:
         count = 1 + max(number for _, _, number in self.places)
         sends = any(task[0] in _TRANSFERS for task in self.places)
         lanes = []
+        own: list[list[int]] = [[] for _ in self.lanes]
+        for stage in sorted(self.where):
+            own[self.where[stage]].append(stage)
         for device, tasks in enumerate(self.lanes):
-            own = sorted(stage for stage, at in self.where.items() if at == device)
-            updates = [(int(TaskKind.U), stage, -1) for stage in own]
+            updates = [(int(TaskKind.U), stage, -1) for stage in own[device]]
             lanes.append(Lane.of(device, "compute", [*tasks, *updates]))
         stages = tuple(sorted(self.where))
         return Schedule(

@@ -214,9 +214,13 @@ def _versions(schedule: Schedule) -> tuple[tuple[int, ...], list[str]]:
     """Number of weight versions that each stage keeps, and the faults of misplaced updates."""
     versions = [1] * schedule.num_stages
     faults: list[str] = []
-    for stage in range(schedule.num_stages):
-        lanes = [lane for lane in schedule.lanes if (lane.stages == stage).any()]
-        for lane in lanes:
+    lanes: list[list[Lane]] = [[] for _ in range(schedule.num_stages)]
+    for lane in schedule.lanes:
+        for stage in np.unique(lane.stages).tolist():
+            if 0 <= stage < len(lanes):
+                lanes[stage].append(lane)
+    for stage, own_lanes in enumerate(lanes):
+        for lane in own_lanes:
             own = np.flatnonzero(lane.stages == stage)
             kinds, numbers = lane.kinds[own], lane.microbatches[own]
             updates = np.cumsum(kinds == U)

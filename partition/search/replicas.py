@@ -21,6 +21,7 @@ from fpgapipe.partition.search.problem import (
     Objective,
     Partition,
     PartitionProblem,
+    PlanError,
     StageAssignment,
     Transfer,
 )
@@ -36,6 +37,9 @@ from fpgapipe.partition.search.search import (
     least_period,
     partition,
 )
+
+MOST_STEPS = 1_000_000
+"""Most combinations of devices in use and of replicas that are tried for each period."""
 
 
 def plan_replicated(
@@ -74,12 +78,13 @@ def plan_replicated(
     Raises
     ------
     PlanError
-        If no partition keeps the limits.
+        If no partition keeps the limits, or there are too many devices to try all replicas.
     ValueError
         If devices or links differ.
     """
     if len(problem.device_classes) > 1 or not problem.has_equal_links:
         raise ValueError("replicas need equal devices and equal links")
+    _check_effort(problem)
     masks = None if problem.is_chain else list_downsets(problem, max_cuts)
     cuts = _cuts(problem, masks, synchronisation)
     search = ReplicaSearch(cuts)
@@ -93,6 +98,22 @@ def plan_replicated(
         reason = f"more than {max_cuts:,} downsets; other orders of the layers were not tried"
         bounds = replace(bounds, bound_s=search.bound_s if objective is Objective.BOTTLENECK else 0)
     return partition(cuts, bounds, objective, reason, evaluate)
+
+
+def _check_effort(problem: PartitionProblem) -> None:
+    """Refuse numbers of devices for which the search would take longer than ten minutes."""
+    n = problem.num_devices
+    steps = n**2 / 2
+    if problem.schedule.transfer is Transfer.OVERLAP:
+        steps *= n / 3
+    if problem.has_memory_limit:
+        steps *= n / 3
+    if steps > MOST_STEPS:
+        raise PlanError(
+            f"stages of several replicas on {n:,} devices are {steps:,.0f} combinations, more than "
+            f"the {MOST_STEPS:,} that are tried; take fewer devices, or one device a stage "
+            "(--straight)"
+        )
 
 
 def _cuts(

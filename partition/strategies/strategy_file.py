@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -12,6 +11,7 @@ from fpgapipe.files import read_bytes
 from fpgapipe.json_faults import faults_of
 from fpgapipe.lowering.shards.degrees import Axis, Degrees
 from fpgapipe.lowering.units.network_units import layers_together
+from fpgapipe.network.parameter_groups import matches
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -149,12 +149,17 @@ class StrategyFile(BaseModel):
             )
             for pattern, axes in degrees.items()
         ]
+        if len(patterns) > len(graph.layers):
+            raise UserError(
+                f"the strategy has {len(patterns):,} names, and {graph.name} has "
+                f"{len(graph.layers):,} layers; each name must be the first that matches a layer"
+            )
         home: dict[str, int] = {}
         found: dict[str, Degrees] = {}
         unused = {(number, pattern) for number, pattern, _ in patterns}
         for name in graph.layers:
             for number, pattern, axes in patterns:
-                if fnmatchcase(name, pattern):
+                if matches(name, pattern):
                     home[name], found[name] = number, Degrees(**axes)
                     unused.discard((number, pattern))
                     break

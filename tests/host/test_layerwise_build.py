@@ -225,6 +225,8 @@ def test_a_build_is_made_again_from_its_parts(tmp_path, monkeypatch):
         ({"*": {}}, "uses one device"),
         ({"nothing": {"sample": 2}, "*": {"sample": 2}}, "degrees for 'nothing', but no layer"),
         ({"conv*": {"sample": 2}}, "says nothing about layer"),
+        ({f"l{n}": {"sample": 2} for n in range(50_000)}, "has 50,000 names, and tiny has"),
+        ({"[" * 50_000: {"sample": 2}}, "has 50,000 characters; patterns of names have at most"),
     ],
 )
 def test_strategies_that_cannot_be(degrees, message):

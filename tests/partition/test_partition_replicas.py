@@ -210,6 +210,11 @@ def test_refuses_unequal_devices():
         plan_replicated(problem)
 
 
+def test_too_many_devices_are_refused_at_once():
+    with pytest.raises(PlanError, match=r"on 4,096 devices are .* combinations, more than"):
+        plan_replicated(chain([1, 1], 4096))
+
+
 def test_graph_with_too_many_downsets_has_only_the_simple_bound():
     edges = tuple((0, i) for i in range(1, 14)) + tuple((i, 14) for i in range(1, 14))
     problem = chain(np.ones(15), 4, edges=edges)

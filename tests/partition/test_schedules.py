@@ -490,3 +490,11 @@ def test_chunks_are_for_kinds_with_several_stages_on_a_device(cli, tmp_path):
 def test_a_kind_for_given_times_has_no_order():
     with pytest.raises(ScheduleError, match=r"^schedule zb-auto has no order of its own, but sear"):
         make_schedule("zb-auto", 2, 2)
+
+
+def test_a_schedule_of_many_devices_is_read_and_checked_soon():
+    """The effort grew with the square of the devices: five thousand took minutes."""
+    text = "\n".join(f"{device}F0,{device}B0" for device in range(5000))
+    verdict = check_schedule(from_pytorch_csv(text))
+    assert not verdict.faults
+    assert verdict.weight_versions == (1,) * 5000
