@@ -258,6 +258,8 @@ def kernel_script(target: Target, link: LinkEnd, init_clock_hz: float) -> str:
             command(
                 *("add_files", "-fileset", "constrs_1", "-norecurse", f"{name}.xdc"),
             ),
+            # Its paths are between clocks of the design around it, which have to be there first.
+            command("set_property", "PROCESSING_ORDER", "LATE", call("get_files", f"{name}.xdc")),
             command("set_property", "top", name, call("current_fileset")),
             command("update_compile_order", "-fileset", "sources_1"),
         ],

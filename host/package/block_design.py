@@ -98,6 +98,19 @@ class BlockDesign:
             )
         )
 
+    def exclude(self, space: str, segment: str) -> None:
+        """Leave a segment that a master could reach without an address in its space."""
+        self.lines.append(
+            command(
+                *(
+                    "exclude_bd_addr_seg",
+                    "-target_address_space",
+                    call("get_bd_addr_spaces", space),
+                ),
+                call("get_bd_addr_segs", segment),
+            )
+        )
+
     def finish(self) -> list[str]:
         """Return all commands, with those that check and save the design."""
         return [
@@ -126,6 +139,22 @@ def project_commands(part: str, board_part: str, sources: list[str]) -> list[str
     ]
 
 
+TIMING_CHECK = "check_timing.tcl"
+"""Name of the file that ends a build whose timing is not met."""
+
+TIMING_CHECK_TEXT = """\
+# Ends the build if setup, hold or the width of a pulse is violated: such a bitstream computes wrong
+# values now and then. Made by fpgapipe; do not edit.
+foreach name {WNS WHS TPWS} {
+    set slack [get_property STATS.$name [get_runs impl_1]]
+    if {($slack eq "" || $slack < 0) && ![info exists ::env(IGNORE_TIMING)]} {
+        error "timing is not met: $name is '$slack' ns, see timing.rpt; build for a lower clock or\
+            a smaller array, or take the bitstream all the same with 'make IGNORE_TIMING=1'"
+    }
+}
+"""
+
+
 def bitstream_commands(name: str, *, exports: bool) -> list[str]:
     """Commands that run synthesis and implementation, and bring the results here.
 
@@ -142,6 +171,7 @@ def bitstream_commands(name: str, *, exports: bool) -> list[str]:
         command("open_run", "impl_1"),
         command("report_timing_summary", "-file", "timing.rpt"),
         command("report_utilization", "-hierarchical", "-file", "utilization.rpt"),
+        command("source", TIMING_CHECK),
         command(
             "file",
             "copy",

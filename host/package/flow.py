@@ -43,6 +43,8 @@ class Flow:
         Key in the ``packaging`` of a board's file, which boards must have. If it is empty, any
         board can be packaged, and only the attributes of `Target` that need no such values are
         used.
+    backend : str
+        Transport that reaches its devices (``--backend``); "" if there is none.
     """
 
     files: Callable[[Target, str], Iterable[tuple[str, str]]]
@@ -51,6 +53,7 @@ class Flow:
     protocol: str | None = None
     tried: str = TRIED_BY_VENDOR
     key: str = ""
+    backend: str = ""
 
     def check(self, device: str, board: Board) -> None:
         """Check whether the file of a device's board has what the flow needs.

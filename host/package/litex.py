@@ -206,4 +206,5 @@ FLOW = Flow(
     """**Nothing here has been run on a board**: LiteX made such SoCs,
 Verilator simulated two of them, and Yosys and nextpnr made a bitstream of one.""",
     key="litex",
+    backend="litex",
 )

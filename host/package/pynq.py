@@ -17,6 +17,8 @@ from fpgapipe.host.package.aurora_cells import (
     aurora_sources,
 )
 from fpgapipe.host.package.block_design import (
+    TIMING_CHECK,
+    TIMING_CHECK_TEXT,
     BlockDesign,
     bitstream_commands,
     project_commands,
@@ -60,6 +62,7 @@ class _System:
     interrupt: str
     space: str
     segments: tuple[tuple[str, int, int], ...]
+    excluded: tuple[str, ...] = ()
 
 
 _SYSTEMS = {
@@ -94,6 +97,7 @@ _SYSTEMS = {
             ("SAXIGP2/HP0_DDR_LOW", 0, 2 * _GIB),
             ("SAXIGP2/HP0_DDR_HIGH", 32 * _GIB, 2 * _GIB),
         ),
+        excluded=("SAXIGP2/HP0_LPS_OCM", "SAXIGP2/HP0_QSPI"),
     ),
     "zynq-7000": _System(
         ip="processing_system7",
@@ -138,6 +142,7 @@ def files(target: Target, verilog: str) -> Iterator[tuple[str, str]]:
     yield f"{CORE}.v", wrapper(target.core, verilog)
     yield from aurora_files(target)
     yield "build.tcl", build_script(target, values)
+    yield TIMING_CHECK, TIMING_CHECK_TEXT
     yield "Makefile", makefile(target)
 
 
@@ -201,13 +206,23 @@ def block_design(target: Target, values: Pynq) -> BlockDesign:
         left -= size
         if size:
             design.address(f"{CORE}/{MEMORY}", f"{_CELL}/{segment}", offset, size)
+        else:
+            design.exclude(f"{CORE}/{MEMORY}", f"{_CELL}/{segment}")
+    for segment in system.excluded:
+        design.exclude(f"{CORE}/{MEMORY}", f"{_CELL}/{segment}")
     return design
 
 
 def makefile(target: Target) -> str:
     """Return the Makefile."""
     sources = " ".join(
-        ["build.tcl", f"../../../{target.core_file}", f"{CORE}.v", *aurora_sources(target)]
+        [
+            "build.tcl",
+            TIMING_CHECK,
+            f"../../../{target.core_file}",
+            f"{CORE}.v",
+            *aurora_sources(target),
+        ]
     )
     return f"""\
 # Builds the overlay {OVERLAY} for {target.device}. Made by fpgapipe; do not edit.
@@ -246,4 +261,4 @@ the core takes; the interrupt is the first line of the fabric.
 """
 
 
-FLOW = Flow(files, _how_to, vendor_tools, PHY_PROTOCOL, key="pynq")
+FLOW = Flow(files, _how_to, vendor_tools, PHY_PROTOCOL, key="pynq", backend="pynq")

@@ -24,7 +24,27 @@ The core is `../../../{target.core_file}`, planned for {target.clock_mhz} MHz; i
 {flow.tools(target)}
 
 {_links(target)}
-{flow.how_to(target)}"""
+{flow.how_to(target)}{_first_light(flow)}"""
+
+
+def _first_light(flow: Flow) -> str:
+    if not flow.backend:
+        return ""
+    way = f"--backend {flow.backend} --cluster lab.yaml"
+    return f"""
+## First light
+
+With the addresses of all devices in a cluster file `lab.yaml`, from the folder of the build on:
+
+1. `fpgapipe bringup . {way}` tries core, registers, memory, what the core
+   sees of the memory, and each link, and says of each step that fails what to look at. Most of its
+   time goes into 20,000 single writes to each memory.
+2. `fpgapipe run . {way} --data random --steps 3 --check model` trains three
+   steps; each must leave the same bits as the bit-exact model.
+3. `fpgapipe report .` shows the cycles of those steps beside the predicted ones. If they differ by
+   more than a few percent, the memory is slower than the board's file says, or another clock was
+   made.
+"""
 
 
 def _links(target: Target) -> str:

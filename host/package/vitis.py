@@ -269,4 +269,4 @@ The kernel is user-managed, for which pyxrt has no registers. `{SHIM_LIBRARY}` h
 """
 
 
-FLOW = Flow(files, _how_to, vendor_tools, PHY_PROTOCOL, key="vitis")
+FLOW = Flow(files, _how_to, vendor_tools, PHY_PROTOCOL, key="vitis", backend="xrt")

@@ -14,6 +14,8 @@ from fpgapipe.host.package.aurora_cells import (
     aurora_sources,
 )
 from fpgapipe.host.package.block_design import (
+    TIMING_CHECK,
+    TIMING_CHECK_TEXT,
     BlockDesign,
     bitstream_commands,
     project_commands,
@@ -77,6 +79,7 @@ def files(target: Target, verilog: str) -> Iterator[tuple[str, str]]:
     )
     yield from aurora_files(target)
     yield "build.tcl", build_script(target, values)
+    yield TIMING_CHECK, TIMING_CHECK_TEXT
     yield "Makefile", makefile(target)
 
 
@@ -212,6 +215,7 @@ def makefile(target: Target) -> str:
     sources = " ".join(
         [
             "build.tcl",
+            TIMING_CHECK,
             f"../../../{target.core_file}",
             f"{CORE}.v",
             f"{SYNCHRONIZER}.v",
@@ -260,4 +264,4 @@ Xilinx/dma_ip_drivers then offers:
 """
 
 
-FLOW = Flow(files, _how_to, vendor_tools, PHY_PROTOCOL, key="vivado")
+FLOW = Flow(files, _how_to, vendor_tools, PHY_PROTOCOL, key="vivado", backend="xdma")

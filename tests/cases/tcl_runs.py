@@ -24,6 +24,7 @@ proc vendor {name args} {
     return @[expr {[llength $calls] - 1}]
 }
 rename file real_file
+rename source real_source
 foreach name {%s} {
     if {[string match *::* $name]} { namespace eval [namespace qualifiers ::$name] {} }
     interp alias {} ::$name {} vendor $name
@@ -71,7 +72,9 @@ foreach each $calls {
     with tempfile.TemporaryDirectory() as folder:
         script = Path(folder, "script.tcl")
         script.write_text(text)
-        guarded = f"if {{[catch {{source {script}}} message]}} {{ puts stderr $message; exit 1 }}"
+        guarded = (
+            f"if {{[catch {{real_source {script}}} message]}} {{ puts stderr $message; exit 1 }}"
+        )
         done = subprocess.run(
             ["tclsh"],
             input=f"{prelude}\n{guarded}\n{tail}",

@@ -1,5 +1,6 @@
 """Packages for vendors' tools: run as Tcl with checks, linted, compared with the boards."""
 
+import os
 import re
 import subprocess
 from pathlib import Path
@@ -23,6 +24,7 @@ from cases.vendor_commands import COMMANDS, CONSTRAINTS
 
 from fpgapipe import __version__
 from fpgapipe.boards.library import board_names, load_board
+from fpgapipe.host.package.block_design import TIMING_CHECK, TIMING_CHECK_TEXT
 from fpgapipe.host.package.package import makefile
 from fpgapipe.hw.hls_models.model.registers import ADDRESS_BITS
 from fpgapipe.sim_tb.native.verilate import verilator_root
@@ -54,6 +56,8 @@ def test_every_packaged_board_is_here():
 def test_the_ways_to_run_tcl_agree(name, ports):
     """tclsh and tkinter, where they are, see the same calls as the interpreter of the tests."""
     for file, text in files_of(name, ports).items():
+        if file == TIMING_CHECK:
+            continue  # it is a program; see its own test
         table = {".tcl": COMMANDS, ".xdc": CONSTRAINTS}.get(Path(file).suffix)
         if table:
             runs = [run_tcl(text, table, way) for way in WAYS]
@@ -63,7 +67,9 @@ def test_the_ways_to_run_tcl_agree(name, ports):
 @BY_BOARD
 def test_scripts_use_known_commands_in_order(name, ports):
     files = files_of(name, ports)
-    scripts = [text for file, text in files.items() if file.endswith(".tcl")]
+    scripts = [
+        text for file, text in files.items() if file.endswith(".tcl") and file != TIMING_CHECK
+    ]
     assert bool(scripts) == (flow_of(name) != "litex")
     for text in scripts:
         check_sources(calls_of(text), files)
@@ -223,6 +229,47 @@ def test_the_lint_sees_a_wrong_width(tmp_path):
     wrong = files["fpgapipe_core.v"].replace("wire [63:0] m_axi_araddr", "wire [31:0] m_axi_araddr")
     (tmp_path / "fpgapipe_core.v").write_text(wrong)
     assert "WIDTH" in lint(tmp_path, "fpgapipe_core", ["fpgapipe_core.v"])[0]
+
+
+STUBS = """
+proc get_runs {name} { return $name }
+proc get_property {name run} {
+    global slacks
+    return [dict get $slacks $name]
+}
+"""
+
+
+@pytest.mark.skipif("tclsh" not in interpreters(), reason="Tcl is not installed")
+@pytest.mark.parametrize(
+    ("slacks", "ignored", "says"),
+    [
+        (("0.012", "0.0", "1.1"), False, ""),
+        (("-0.001", "0.1", "1.1"), False, "timing is not met: WNS is '-0.001' ns, see timing.rpt"),
+        (("0.1", "-0.1", "1.1"), False, "timing is not met: WHS is '-0.1' ns"),
+        (("0.1", "0.1", "-2"), False, "timing is not met: TPWS is '-2' ns"),
+        (("", "0.1", "1.1"), False, "timing is not met: WNS is '' ns"),
+        (("-0.001", "0.1", "1.1"), True, ""),
+    ],
+)
+def test_a_bitstream_that_misses_its_timing_is_refused(slacks, ignored, says):
+    """The script that Vivado runs, before results of its implementation."""
+    names = ("STATS.WNS", "STATS.WHS", "STATS.TPWS")
+    given = " ".join(f"{name} {{{slack}}}" for name, slack in zip(names, slacks, strict=True))
+    done = subprocess.run(
+        ["tclsh"],
+        input=f"set slacks {{{given}}}\n{STUBS}\n{TIMING_CHECK_TEXT}\nputs built\n",
+        env=os.environ | ({"IGNORE_TIMING": "1"} if ignored else {}),
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert says in done.stderr
+    assert bool(done.stderr) == bool(says)
+    for name, ports in (("vcu118", ("qsfp/0", "qsfp/1")), ("pynq-z2", ())):
+        files = files_of(name, ports)
+        assert files[TIMING_CHECK] == TIMING_CHECK_TEXT
+        script = files["build.tcl"]
+        assert script.index("wait_on_run") < script.index("source check_timing.tcl")
+        assert script.index("source check_timing.tcl") < script.index("file copy")
 
 
 @pytest.mark.parametrize(

@@ -59,6 +59,7 @@ wait_on_run impl_1
 open_run impl_1
 report_timing_summary -file timing.rpt
 report_utilization -hierarchical -file utilization.rpt
+source check_timing.tcl
 file copy -force build/project.runs/impl_1/system_wrapper.bit fpgapipe.bit
 file copy -force build/project.gen/sources_1/bd/system/hw_handoff/system.hwh fpgapipe.hwh
 write_hw_platform -fixed -include_bit -force -file fpgapipe.xsa

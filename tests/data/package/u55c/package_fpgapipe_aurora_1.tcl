@@ -17,6 +17,7 @@ set_property -dict [list \
 generate_target all [get_ips aurora_64b66b_1]
 add_files -norecurse [list fpgapipe_aurora_1.v aurora_bridge_4x64.v]
 add_files -fileset constrs_1 -norecurse fpgapipe_aurora_1.xdc
+set_property PROCESSING_ORDER LATE [get_files fpgapipe_aurora_1.xdc]
 set_property top fpgapipe_aurora_1 [current_fileset]
 update_compile_order -fileset sources_1
 

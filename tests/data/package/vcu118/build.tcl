@@ -249,4 +249,5 @@ wait_on_run impl_1
 open_run impl_1
 report_timing_summary -file timing.rpt
 report_utilization -hierarchical -file utilization.rpt
+source check_timing.tcl
 file copy -force build/project.runs/impl_1/system_wrapper.bit fpgapipe.bit
