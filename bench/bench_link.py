@@ -16,12 +16,16 @@ from fpgapipe.sim_tb.worlds.link_world import link_library
 
 LINKS = {
     "16 bytes a cycle": (LinkEngineSpec(16, slots=(32, 32, 8)), Fraction(16)),
+    "16 bytes a cycle, frames of 4 words": (
+        LinkEngineSpec(16, frame_words=4, slots=(32, 32, 8)),
+        Fraction(16),
+    ),
     "100 Gb/s at 300 MHz": (LinkEngineSpec(64, slots=(32, 32, 8)), Fraction(125, 3)),
 }
 """Ends of links, and line rates in bytes a cycle."""
 
-TARGETS = {0.0: 0.97, 1e-6: 0.95, 1e-5: 0.80}
-"""Least efficiency by bit error rate."""
+TARGETS = {0.0: 0.94, 1e-6: 0.93, 1e-5: 0.80, 1e-4: 0.0, 1e-3: 0.0}
+"""Least efficiency by bit error rate; of the last two it is only told."""
 
 SOAK_WORDS = 5_000_000
 """Words of the soak of each link."""
