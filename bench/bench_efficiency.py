@@ -9,16 +9,16 @@ of programs. By default VGG-16 on four U280 with a batch of 256, which takes fiv
 
 import argparse
 import json
+from dataclasses import replace
 from typing import Any
 
 from fpgapipe.boards.cluster import chain_of
 from fpgapipe.boards.library import load_board
 from fpgapipe.host.make.networks import loader
-from fpgapipe.partition.explore.explorer import Request, explore
-from fpgapipe.partition.explore.planned import as_plan, one_link_each
+from fpgapipe.partition.explore.explorer import Request
+from fpgapipe.partition.explore.planned import one_link_each
 from fpgapipe.partition.plan import Plan
-from fpgapipe.partition.pricing.machine import price_plan
-from fpgapipe.partition.pricing.machine_search import explore_on_machine
+from fpgapipe.partition.pricing.best_plan import best_plan
 from fpgapipe.partition.strategies.data_parallel import plan_data_parallel
 from fpgapipe.partition.strategies.plan_layerwise import plan_layerwise
 
@@ -32,11 +32,7 @@ def request_of(network: str, board: str, devices: int, batch: int) -> Request:
 
 def pipeline_of(request: Request, network: str) -> Plan:
     """The best pipeline, with prices of its programs."""
-    best = explore_on_machine(request, explore(request)).best
-    assert best.microbatch is not None
-    graph = request.load(best.microbatch)
-    plan = as_plan(best, graph, network, request.batch, one_link_each(request.cluster))
-    return price_plan(plan, graph, request.cluster)[0]
+    return best_plan(replace(request, cluster=one_link_each(request.cluster)), network).plan
 
 
 def main() -> None:

@@ -69,14 +69,14 @@ def commands(folder: Path) -> dict[str, list[str]]:
 
 def remember(words: list[str]) -> None:
     """Make a build, and let later ones take its plan; the Verilog is cached anyway."""
-    explored = making.explored
+    search = making.best_pipeline
     plans: list[object] = []
 
-    def once(request: object, **more: object) -> object:
-        plans.extend([] if plans else [explored(request, **more)])  # type: ignore[arg-type]
+    def once(*given: object, **more: object) -> object:
+        plans.extend([] if plans else [search(*given, **more)])  # type: ignore[arg-type]
         return plans[0]
 
-    making.explored = once  # type: ignore[assignment]
+    making.best_pipeline = once  # type: ignore[assignment]
     assert call(*words) == 0
 
 

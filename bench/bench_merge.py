@@ -15,30 +15,17 @@ from typing import Any
 
 from fpgapipe.boards.cluster import chain_of
 from fpgapipe.boards.library import load_board
-from fpgapipe.errors import UserError
-from fpgapipe.lowering.units.network_units import check_network
 from fpgapipe.network.load import load_network
 from fpgapipe.network.zoo import NETWORKS
-from fpgapipe.partition.explore.explorer import Request, explore
-from fpgapipe.partition.explore.planned import as_plan
-from fpgapipe.partition.pricing.machine import is_soon_priced, price_plan
-from fpgapipe.partition.pricing.machine_search import explore_on_machine
+from fpgapipe.partition.explore.explorer import Request
+from fpgapipe.partition.pricing.best_plan import best_plan
 
 
 def measure(request: Request, name: str) -> dict[str, Any]:
     """Plan a network one way."""
     begin = time.perf_counter()
-    best = explore_on_machine(request, explore(request)).best
+    plan = best_plan(request, name).plan
     search_s = time.perf_counter() - begin
-    assert best.microbatch is not None
-    graph = request.load(best.microbatch)
-    plan = as_plan(best, graph, name, request.batch, request.cluster)
-    try:
-        check_network(graph, train=True)
-        if is_soon_priced(plan):
-            plan, _ = price_plan(plan, graph, request.cluster)
-    except UserError:
-        pass  # the core does not run it: the estimates stay
     return {
         "level": plan.predicted.level,
         "minibatch_s": plan.predicted.minibatch_s,

@@ -30,9 +30,8 @@ from fpgapipe.lowering.units.step_options import scalar_bits
 from fpgapipe.network.graph import Graph
 from fpgapipe.network.load import load_network
 from fpgapipe.network.zoo.layers import Network
-from fpgapipe.partition.explore.explorer import Request, explore
-from fpgapipe.partition.explore.planned import as_plan
-from fpgapipe.partition.pricing.machine_search import explore_on_machine
+from fpgapipe.partition.explore.explorer import Request
+from fpgapipe.partition.pricing.best_plan import best_plan
 from fpgapipe.partition.pricing.prediction import PipelineTiming
 from fpgapipe.partition.schedule.schedule_kinds import num_engines_of
 
@@ -100,9 +99,8 @@ def compare(
         train=train,
         all_devices=True,
     )
-    best = explore_on_machine(request, explore(request)).best
     graph = load(name, batch // given.micro_batches)
-    plan = as_plan(best, graph, name, batch, cluster, train=train)
+    plan = best_plan(request, name).plan
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "build"
         write_build(plan, graph, cluster, path)

@@ -15,10 +15,9 @@ from typing import Any
 from fpgapipe.boards.cluster import chain_of
 from fpgapipe.boards.library import load_board
 from fpgapipe.network.load import load_network
-from fpgapipe.partition.explore.explorer import Request, explore
-from fpgapipe.partition.explore.planned import as_plan
-from fpgapipe.partition.pricing.machine import lower_plan, price_plan
-from fpgapipe.partition.pricing.machine_search import explore_on_machine
+from fpgapipe.partition.explore.explorer import Request
+from fpgapipe.partition.pricing.best_plan import best_plan
+from fpgapipe.partition.pricing.machine import lower_plan
 from fpgapipe.partition.pricing.plan_cores import memory_specs, wire_timings
 from fpgapipe.partition.pricing.prediction import PipelineTiming
 
@@ -42,9 +41,8 @@ def compare(name: str, devices: int, array: str, given: argparse.Namespace) -> d
         array=ARRAYS[array],
         all_devices=True,
     )
-    best = explore_on_machine(request, explore(request)).best
     graph = load_network(name, 1)
-    plan, _ = price_plan(as_plan(best, graph, name, count, cluster, train=True), graph, cluster)
+    plan = best_plan(request, name).plan
     planned = time.perf_counter()
     pipeline = lower_plan(plan, graph, cluster)
     timing = PipelineTiming.of(pipeline, memory_specs(plan), wire_timings(plan, cluster))

@@ -27,11 +27,10 @@ from fpgapipe.lowering.units.step_options import scalar_bits
 from fpgapipe.network.graph import Graph
 from fpgapipe.network.initial_values import initial_parameters, random_batch
 from fpgapipe.network.load import load_network
-from fpgapipe.partition.explore.explorer import Request, explore
-from fpgapipe.partition.explore.planned import as_plan
+from fpgapipe.partition.explore.explorer import Request
+from fpgapipe.partition.pricing.best_plan import best_plan
 from fpgapipe.partition.pricing.cycle_account import CycleAccount, accounts
 from fpgapipe.partition.pricing.machine import lower_plan
-from fpgapipe.partition.pricing.machine_search import explore_on_machine
 from fpgapipe.partition.pricing.plan_cores import memory_specs, wire_timings
 from fpgapipe.partition.pricing.prediction import PipelineTiming
 
@@ -105,9 +104,8 @@ def measured(case: str, threads: int | None) -> dict[str, Any]:
         train=train,
         all_devices=True,
     )
-    best = explore_on_machine(request, explore(request)).best
     graph = load_network(network, 1)
-    plan = as_plan(best, graph, network, count, cluster, train=train)
+    plan = best_plan(request, network).plan
     clock.lap("planning")
     pipeline = lower_plan(plan, graph, cluster)
     clock.lap("lowering")

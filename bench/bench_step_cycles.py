@@ -21,12 +21,11 @@ from fpgapipe.lowering.units.network_units import units_of
 from fpgapipe.lowering.units.step_options import StepOptions
 from fpgapipe.network.graph import Graph
 from fpgapipe.network.load import load_network
-from fpgapipe.partition.explore.explorer import Request, explore
-from fpgapipe.partition.explore.planned import as_plan
+from fpgapipe.partition.explore.explorer import Request
 from fpgapipe.partition.plan import Plan
+from fpgapipe.partition.pricing.best_plan import best_plan
 from fpgapipe.partition.pricing.cycle_account import Cause, CycleAccount, accounts
 from fpgapipe.partition.pricing.machine import lower_plan
-from fpgapipe.partition.pricing.machine_search import explore_on_machine
 from fpgapipe.partition.pricing.plan_cores import memory_specs, wire_timings
 from fpgapipe.partition.pricing.prediction import PipelineTiming
 
@@ -101,9 +100,8 @@ def measure(network: str) -> dict[str, Any]:
     request = Request(
         load, MICROBATCHES, cluster, ("1f1b-as",), MICROBATCHES, array=ARRAY, all_devices=True
     )
-    best = explore_on_machine(request, explore(request)).best
     graph = load(1)
-    plan = as_plan(best, graph, network, MICROBATCHES, cluster)
+    plan = best_plan(request, network).plan
     found = timed(plan, graph, cluster, StepOptions())
     slowest = min(found, key=lambda each: by_cause(each).get(Cause.DONE, 0))
     units = {unit.name for unit in units_of(graph) if isinstance(unit, ProductUnit)}

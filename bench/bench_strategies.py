@@ -32,11 +32,9 @@ from fpgapipe.lowering.program.step import build_step
 from fpgapipe.lowering.schedule.tasks import single_device
 from fpgapipe.lowering.units.step_options import scalar_bits
 from fpgapipe.network.initial_values import random_batch
-from fpgapipe.partition.explore.explorer import Request, explore
-from fpgapipe.partition.explore.planned import as_plan
+from fpgapipe.partition.explore.explorer import Request
 from fpgapipe.partition.plan import Plan
-from fpgapipe.partition.pricing.machine import price_plan
-from fpgapipe.partition.pricing.machine_search import explore_on_machine
+from fpgapipe.partition.pricing.best_plan import best_plan
 from fpgapipe.partition.pricing.plan_cores import core_specs, memory_specs
 
 PIPELINES = {
@@ -63,10 +61,7 @@ def planned(strategy: str, network: str, devices: int, array: tuple[int, int], b
         loader(network), batch, cluster, (schedule,), array=array, all_devices=True, merges=merges
     )
     if strategy in PIPELINES:
-        best = explore_on_machine(request, explore(request)).best
-        assert best.microbatch is not None
-        graph = request.load(best.microbatch)
-        return price_plan(as_plan(best, graph, network, batch, cluster), graph, cluster)[0]
+        return best_plan(request, network).plan
     return plan_shards(request, network, strategy)[0]
 
 

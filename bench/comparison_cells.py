@@ -17,14 +17,13 @@ from fpgapipe.boards.library import load_board
 from fpgapipe.errors import UserError
 from fpgapipe.host.make.networks import loader
 from fpgapipe.hw.hls_models.spec.device import ClusterSpec
-from fpgapipe.partition.explore.candidate import Candidate, device_chain
+from fpgapipe.partition.explore.candidate import device_chain
 from fpgapipe.partition.explore.comparison import ring_seconds
-from fpgapipe.partition.explore.explorer import Request, explore
-from fpgapipe.partition.explore.planned import as_plan, one_link_each
+from fpgapipe.partition.explore.explorer import Request
+from fpgapipe.partition.explore.planned import one_link_each
 from fpgapipe.partition.plan import Plan
 from fpgapipe.partition.pricing.all_reduce_cycles import all_reduce_s
-from fpgapipe.partition.pricing.machine import price_plan
-from fpgapipe.partition.pricing.machine_search import THOROUGH, explore_on_machine
+from fpgapipe.partition.pricing.best_plan import best_plan
 from fpgapipe.partition.strategies.data_parallel import plan_data_parallel
 from fpgapipe.partition.strategies.plan_layerwise import plan_layerwise
 
@@ -81,8 +80,6 @@ class Way:
         Memory of the fullest device.
     level : str
         ``machine`` or ``estimate``.
-    layers_s : float, optional
-        Time of a pipeline by prices of its layers one by one, by which it was chosen.
     sum_s, bound_s : float, optional
         Of data parallelism, the time of the sum of gradients, and that of a mini-batch if the last
         backward pass hid it as far as possible.
@@ -94,7 +91,6 @@ class Way:
     num_microbatches: int
     memory_bytes: int
     level: str
-    layers_s: float | None = None
     sum_s: float | None = None
     bound_s: float | None = None
 
@@ -128,17 +124,13 @@ def way_of(plan: Plan, **extra: float) -> Way:
 
 def best_pipeline(request: Request, network: str) -> Way:
     """The fastest pipeline of at least two stages, with prices of its programs."""
-    found = explore_on_machine(request, explore(request), THOROUGH)
-    several = [each for each in found.tried if len(each.stages) > 1]
-    if not several:
+    request = dataclasses.replace(request, cluster=one_link_each(request.cluster))
+    plan = best_plan(request, network).plan
+    if len(plan.stages) == 1:
+        plan = best_plan(dataclasses.replace(request, all_devices=True), network).plan
+    if len(plan.stages) == 1:
         raise UserError("no pipeline of several stages fits")
-    best: Candidate = min(several, key=lambda each: each.steady_s)
-    assert best.microbatch is not None
-    graph = request.load(best.microbatch)
-    plan = as_plan(best, graph, network, request.batch, one_link_each(request.cluster))
-    if found.level == "machine":
-        plan, _ = price_plan(plan, graph, request.cluster)
-    return way_of(plan, layers_s=best.steady_s)
+    return way_of(plan)
 
 
 def data_parallel(request: Request, network: str) -> Way:

@@ -7,7 +7,7 @@ import dataclasses
 import importlib.util
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -20,8 +20,8 @@ from fpgapipe.host.make.networks import Load, frozen_loader, loader, with_intege
 from fpgapipe.host.make.plan_tables import plan_parts
 from fpgapipe.host.make.planning import (
     PIPELINES,
+    best_pipeline,
     check_strategy,
-    explored,
     fastest_shards,
     plan_shards,
     rank,
@@ -39,12 +39,10 @@ from fpgapipe.lowering.program.late_updates import late_options
 from fpgapipe.lowering.units.network_units import check_network
 from fpgapipe.lowering.units.step_options import StepOptions
 from fpgapipe.partition.cost.cores import RESOURCES
-from fpgapipe.partition.explore.candidate import Candidate
-from fpgapipe.partition.explore.explorer import Request, explore
-from fpgapipe.partition.explore.planned import as_plan, one_link_each
+from fpgapipe.partition.explore.explorer import Request
+from fpgapipe.partition.explore.planned import one_link_each, with_larger_scratchpads
 from fpgapipe.partition.plan import Plan
-from fpgapipe.partition.pricing.machine import price_plan
-from fpgapipe.partition.pricing.machine_search import THOROUGH, explore_remembered
+from fpgapipe.partition.pricing.best_plan import best_plan
 from fpgapipe.partition.pricing.plan_cores import core_specs
 from fpgapipe.partition.schedule.built_schedules import check_schedule_kind
 from fpgapipe.partition.schedule.schedule_kinds import make_schedule, tried_schedules
@@ -153,15 +151,15 @@ class Built(Result):
             scratchpad_bytes=first.core.scratchpad.size_bytes,
         )
         try:
-            priced = explore_remembered(alone, partial(explore, alone), "explore")
+            found = best_plan(alone, plan.network).plan.predicted
         except PlanError:
             return None
         seconds = plan.predicted.minibatch_s
-        if priced.level != "machine" or priced.best.steady_s >= seconds:
+        if found.level != "machine" or found.minibatch_s >= seconds:
             return None
         return (
             f"hint: one {first.board} with this core is predicted to be "
-            f"{seconds / priced.best.steady_s:.2f} times as fast as these {len(plan.nodes)} "
+            f"{seconds / found.minibatch_s:.2f} times as fast as these {len(plan.nodes)} "
             "devices"
         )
 
@@ -355,36 +353,24 @@ class _Making:
         """Plan a pipeline and make it, with larger scratchpads until every layer fits."""
         with contextlib.ExitStack() as stack:
             begun = Begun(stack)
-
-            def begin(best: Candidate) -> None:
-                if not self.hardware:
-                    return
-                likely = self.planned(best)
-                is_large = sum(node.macs for node in likely.nodes) >= LARGE_MACS
+            plan = self.planned()
+            if self.hardware:
+                is_large = sum(node.macs for node in plan.nodes) >= LARGE_MACS
                 with contextlib.suppress(UserError):  # another plan may have cores that can be made
-                    begun.begin(list(dict.fromkeys(core_specs(likely))), is_large=is_large)
-
-            best = explored(
-                self.request, smallest=True, on_first=begin, progress=self.progress
-            ).best
+                    begun.begin(list(dict.fromkeys(core_specs(plan))), is_large=is_large)
             while True:
                 try:
-                    return self.of(self.planned(best), begun)
+                    return self.of(plan, begun)
                 except UserError as error:
                     fits = not isinstance(error.__cause__, NoRoom)
-                    larger = None if fits else with_larger_scratchpads(best, self.request)
+                    larger = None if fits else with_larger_scratchpads(plan, self.request.cluster)
                     if larger is None:
                         raise
-                    best = larger
+                    plan = larger
 
-    def planned(self, best: Candidate) -> Plan:
-        """The plan of a candidate."""
-        assert best.microbatch is not None
-        request = self.request
-        graph = request.load(best.microbatch)
-        return as_plan(
-            best, graph, self.network, request.batch, request.cluster, train=request.train
-        )
+    def planned(self) -> Plan:
+        """The best plan of a pipeline with the smallest core that is nearly as fast."""
+        return best_pipeline(self.request, self.network, smallest=True, progress=self.progress).plan
 
     def faster_shards(self) -> Plan | None:
         """The best plan with shards, if it is faster than the best pipeline."""
@@ -396,10 +382,7 @@ class _Making:
         if best is None:
             return None
         try:
-            pipeline = explored(request, smallest=True, looks=THOROUGH, progress=self.progress)
-            plan = self.planned(pipeline.best)
-            graph = request.load(plan.microbatch)
-            plan, _ = price_plan(plan, graph, request.cluster, options=request.step_options)
+            plan = self.planned()
         except UserError:
             return best
         return best if rank(best) < rank(plan) else None
@@ -436,30 +419,3 @@ class _Making:
             )
         verification.write(folder)
         return Built(written, verification, request, self.hardware)
-
-
-def with_larger_scratchpads(best: Candidate, request: Request) -> Candidate | None:
-    """Plan again with scratchpads twice as large; None if the boards have no room for them.
-
-    The planner chooses the smallest scratchpad that costs no time. Whether there is a tiling of
-    each layer that fits it is known only when the layer's program is made.
-    """
-    first = best.stages[0].node
-    assert first is not None
-    asked = dataclasses.replace(
-        request,
-        array=(first.core.rows, first.core.cols),
-        num_microbatches=best.num_microbatches,
-        schedules=(best.kind,),
-        scratchpad_bytes=2 * _scratchpad_bytes(best),
-    )
-    try:
-        found = explore(asked).best
-    except PlanError:
-        return None
-    return found if _scratchpad_bytes(found) > _scratchpad_bytes(best) else None
-
-
-def _scratchpad_bytes(candidate: Candidate) -> int:
-    nodes = [stage.node for stage in candidate.stages if stage.node]
-    return max(node.core.scratchpad.size_bytes for node in nodes)

@@ -14,13 +14,12 @@ from fpgapipe.host.make.networks import loader
 from fpgapipe.host.make.plan_tables import explained_parts, plan_parts
 from fpgapipe.host.make.planning import (
     PIPELINES,
+    best_pipeline,
     check_strategy,
-    explored,
     fastest_shards,
     plan_shards,
     rank,
     spec_of,
-    why_not_built,
 )
 from fpgapipe.host.report.drawing.pictures import picture
 from fpgapipe.host.terminal.console import Table, scaled
@@ -31,14 +30,12 @@ from fpgapipe.lowering.schedule.schedule import Schedule, TaskKind
 from fpgapipe.lowering.units.network_units import refusals_of
 from fpgapipe.network.graph import Graph
 from fpgapipe.network.load import load_file
-from fpgapipe.partition.explore.candidate import Candidate
-from fpgapipe.partition.explore.explorer import Exploration, Request
+from fpgapipe.partition.explore.explorer import Request
 from fpgapipe.partition.explore.measured import plan_profile as cut_profile
-from fpgapipe.partition.explore.planned import as_plan
 from fpgapipe.partition.plan import Plan
+from fpgapipe.partition.pricing.best_plan import BestPlan, why_not_built
 from fpgapipe.partition.pricing.cycle_account import CycleAccount
-from fpgapipe.partition.pricing.machine import explain_plan, is_soon_priced, price_plan
-from fpgapipe.partition.pricing.machine_search import LOOKS, THOROUGH
+from fpgapipe.partition.pricing.machine import explain_plan
 from fpgapipe.partition.schedule.schedule_kinds import tried_schedules
 from fpgapipe.partition.search.problem import Objective, Partition
 from fpgapipe.partition.strategies.layerwise import LayerwisePlan
@@ -61,7 +58,7 @@ class Planned(Result):
         Timetable of a mini-batch.
     built : dict
         ``possible``, whether `fpgapipe.build` can build it, and the ``reason`` if not.
-    exploration : Exploration or None
+    found : BestPlan or None
         What else was tried, if the plan is a pipeline.
     search : LayerwisePlan or None
         How degrees of layers were found, if it has some.
@@ -78,7 +75,7 @@ class Planned(Result):
     cluster: ClusterSpec
     timeline: Timeline
     built: Mapping[str, Any]
-    exploration: Exploration | None = None
+    found: BestPlan | None = None
     search: LayerwisePlan | None = None
     compared: Mapping[str, Plan] = field(default_factory=dict)
     refused: tuple[str, ...] = ()
@@ -87,10 +84,10 @@ class Planned(Result):
     def picture(self, kind: str) -> str:
         """Text of a picture of the timetable: ``svg``, ``html``, or ``trace`` for Perfetto."""
         plan, sent = self.plan, dict[tuple[TaskKind, int], float]()
-        if self.exploration:
-            for i, stage in enumerate(self.exploration.best.stages):
-                sent[TaskKind.SF, i] = stage.sends_bytes
-                sent[TaskKind.SB, i + 1] = stage.returns_bytes
+        if self.found:
+            for i, node in enumerate(plan.nodes):
+                sent[TaskKind.SF, i] = node.sends_bytes
+                sent[TaskKind.SB, i + 1] = node.returns_bytes
         return picture(
             kind,
             self.timeline,
@@ -109,16 +106,10 @@ class Planned(Result):
 
     def to_dict(self) -> dict[str, Any]:
         """The plan, what it was compared with, and whether it can be built."""
-        found = self.exploration
+        found = self.found
         value: dict[str, Any] = self.plan.model_dump(mode="json")
-        value["tried"] = [
-            {
-                "schedule": each.kind,
-                "num_microbatches": each.num_microbatches,
-                "minibatch_s": each.minibatch_s,
-            }
-            for each in (found.tried if found else ())
-        ]
+        value["tried"] = found.tried if found else []
+        value["compared_by"] = found.compared if found else None
         value["refused"] = [*(found.refused if found else ()), *self.refused]
         value["compared"] = {
             name: {"minibatch_s": each.predicted.minibatch_s, "level": each.predicted.level}
@@ -154,9 +145,9 @@ class Planned(Result):
             yield self._compared
             for reason in self.refused:
                 yield f"not possible, {reason}"
-        if self.exploration:
+        if self.found:
             yield ""
-            yield from _tried_parts(self.exploration)
+            yield from _tried_parts(self.found)
         if self.explained:
             yield from explained_parts(self.plan, *self.explained)
         if not self.built["possible"]:
@@ -180,26 +171,24 @@ class Planned(Result):
         )  # fmt: skip
 
 
-def _tried_parts(found: Exploration) -> Iterator[Table | str]:
-    """The best of each schedule, and why some are impossible."""
-    best: dict[str, Candidate] = {}
-    for each in found.tried:
-        best.setdefault(each.kind, each)
+def _tried_parts(found: BestPlan) -> Iterator[Table | str]:
+    """The best of each schedule, why some are impossible, and what was compared."""
     yield Table(
         "schedule|>micro-batches|>mini-batch|>bubble",
         [
             (
-                kind,
-                each.num_microbatches,
-                scaled(each.minibatch_s, "s"),
-                f"{each.timeline.bubble_rate:.1%}",
+                each["schedule"],
+                each["num_microbatches"],
+                scaled(each["minibatch_s"], "s"),
+                f"{each['bubble_rate']:.1%}",
             )
-            for kind, each in best.items()
+            for each in found.tried
         ],
-        "the best of each schedule, estimated",
+        "the best of each schedule",
     )
     for reason in found.refused[:5]:
         yield f"left out: {reason}"
+    yield found.compared
 
 
 @dataclass(frozen=True)
@@ -379,7 +368,11 @@ def plan(
                 display.add_task("pricing layers")
                 return PlannedDegrees(plan_any_degrees(request, display.count), reason)
     if strategy in (*PIPELINES, "auto"):
-        found = _pipeline(request, source.name, strategy, progress)
+        best = best_pipeline(request, source.name, progress=progress)
+        found = Planned(
+            best.plan, best.graph, request.cluster, best.timeline, best.built, best,
+            compared={best.plan.kind: best.plan},
+        )  # fmt: skip
     else:
         found = _shards(request, *plan_shards(request, source.name, strategy, progress))
     if strategy == "auto" and len(request.cluster.devices) > 1:
@@ -400,24 +393,6 @@ def plan(
 
 def _order(order: Schedule | Path | str, devices: int | None, count: int | None) -> Schedule:
     return order if isinstance(order, Schedule) else read_plain_schedule(order, devices, count)
-
-
-def _pipeline(request: Request, network: str, strategy: str, progress: Progress) -> Planned:
-    """The fastest pipeline, with the times of its programs if they are soon known."""
-    looks = THOROUGH if strategy == "auto" else LOOKS
-    found = explored(request, looks=looks, progress=progress)
-    best = found.best
-    assert best.microbatch is not None
-    graph, cluster = request.load(best.microbatch), request.cluster
-    made, timeline = as_plan(best, graph, network, request.batch, cluster), best.timeline
-    built = why_not_built(made, graph, cluster)
-    if built["possible"] and is_soon_priced(made):
-        try:
-            with phase("programs and their times"):
-                made, timeline = price_plan(made, graph, cluster)
-        except UserError as error:  # a layer does not fit
-            built |= {"possible": False, "reason": str(error)}
-    return Planned(made, graph, cluster, timeline, built, found, compared={made.kind: made})
 
 
 def _shards(

@@ -2,24 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
 from pathlib import Path
-from typing import Any
 
 from fpgapipe.boards.cluster import Cluster
 from fpgapipe.errors import UserError, nearest, shown
 from fpgapipe.host.terminal.progress import Progress, silent
 from fpgapipe.hw.hls_models.spec.device import ClusterSpec
-from fpgapipe.lowering.units.network_units import RefusedNetwork, check_network
-from fpgapipe.network.graph import Graph
-from fpgapipe.partition.explore.candidate import Candidate
-from fpgapipe.partition.explore.explorer import Exploration, Request, explore
-from fpgapipe.partition.explore.smallest import explore_smallest
-from fpgapipe.partition.placed_nodes import PlacedNodes
+from fpgapipe.partition.explore.explorer import Request
 from fpgapipe.partition.plan import DATA_PARALLEL, LAYERWISE, Plan
-from fpgapipe.partition.pricing.machine_search import LOOKS, explore_remembered
-from fpgapipe.partition.schedule.built_schedules import check_schedule_kind
+from fpgapipe.partition.pricing.best_plan import BestPlan, best_plan
 from fpgapipe.partition.strategies.plan_hybrid import plan_given_stages
 from fpgapipe.partition.strategies.plan_layerwise import plan_given_degrees
 from fpgapipe.partition.strategies.registered import STRATEGIES
@@ -45,38 +36,13 @@ def spec_of(cluster: Cluster | ClusterSpec) -> ClusterSpec:
     return cluster.spec if isinstance(cluster, Cluster) else cluster
 
 
-def explored(
-    request: Request,
-    *,
-    smallest: bool = False,
-    looks: int = LOOKS,
-    on_first: Callable[[Candidate], object] = lambda best: None,
-    progress: Progress = silent,
-) -> Exploration:
-    """Explore by formulas, then by prices of the machine.
-
-    Parameters
-    ----------
-    request : Request
-    smallest : bool
-        Whether arrays are as small as are nearly as fast as the best.
-    looks : int
-        Combinations of cores and micro-batches that are priced; formulas are often 10 % off for
-        them and sometimes 60 %.
-    on_first : callable
-        Is told of the candidate that is best before programs are priced.
-    progress : callable
-    """
+def best_pipeline(
+    request: Request, network: str, *, smallest: bool = False, progress: Progress = silent
+) -> BestPlan:
+    """The best plan of a pipeline; see `fpgapipe.partition.pricing.best_plan.best_plan`."""
     with progress() as display, phase("planning"):
         display.add_task("planning")
-
-        def first() -> Exploration:
-            found = (explore_smallest if smallest else explore)(request, display.count)
-            display.update(description="pricing")
-            on_first(found.best)
-            return found
-
-        return explore_remembered(request, first, "smallest" if smallest else "explore", looks)
+        return best_plan(request, network, smallest=smallest, on_step=display.count)
 
 
 def check_strategy(strategy: str, schedule: str, free: tuple[str, ...]) -> None:
@@ -170,32 +136,3 @@ def fastest_shards(
 def rank(plan: Plan) -> tuple[bool, float]:
     """Key by which plans are compared: those with prices of the machine come first."""
     return plan.predicted.level != "machine", plan.predicted.minibatch_s
-
-
-def why_not_built(plan: Plan, graph: Graph, cluster: ClusterSpec) -> dict[str, Any]:
-    """Say whether ``fpgapipe build`` can build a plan, for JSON.
-
-    Returns
-    -------
-    dict
-        ``possible``, a bool; ``reason``, a text or None; ``refused``, a list with ``layer``, ``op``
-        and ``reason`` of each layer that the core does not run.
-    """
-    reasons: list[str] = []
-    refused: list[dict[str, str]] = []
-    try:
-        check_network(graph, train=plan.trains)
-    except RefusedNetwork as error:
-        reasons.append(str(error))
-        refused = [each.to_dict() for each in error.refusals]
-    except UserError as error:
-        reasons.append(str(error))
-    for check in (
-        partial(check_schedule_kind, plan.schedule),
-        partial(PlacedNodes.of, plan, cluster),
-    ):
-        try:
-            check()
-        except UserError as error:
-            reasons.append(str(error))
-    return {"possible": not reasons, "reason": "; ".join(reasons) or None, "refused": refused}

@@ -243,14 +243,28 @@ def on_every_device(
 
 def stage_times(stages: Sequence[Stage], row: DeviceChain) -> StageTimes:
     """Times of the stages on a device chain, for the event simulation."""
-    passes = np.array([stage.pass_s for stage in stages], np.float64).reshape(-1, 4)
-    activations = np.zeros(len(stages))
-    gradients = np.zeros(len(stages))
-    for i, stage in enumerate(stages[:-1]):
-        rate = row.link_bytes_per_s[i]
-        activations[i] = stage.sends_bytes / rate if stage.sends_bytes else 0.0
-        gradients[i + 1] = stage.returns_bytes / rate if stage.returns_bytes else 0.0
-    latency = max(row.link_latency_s[: len(stages) - 1], default=0.0)
+    return times_of(
+        [stage.pass_s for stage in stages],
+        [stage.sends_bytes for stage in stages],
+        [stage.returns_bytes for stage in stages],
+        row,
+    )
+
+
+def times_of(
+    pass_s: Sequence[tuple[float, float, float, float]],
+    sends_bytes: Sequence[float],
+    returns_bytes: Sequence[float],
+    row: DeviceChain,
+) -> StageTimes:
+    """Times of stages from their attributes; see `Stage`."""
+    passes = np.array(pass_s, np.float64).reshape(-1, 4)
+    activations = np.zeros(len(passes))
+    gradients = np.zeros(len(passes))
+    for i, rate in enumerate(row.link_bytes_per_s[: len(passes) - 1]):
+        activations[i] = sends_bytes[i] / rate if sends_bytes[i] else 0.0
+        gradients[i + 1] = returns_bytes[i] / rate if returns_bytes[i] else 0.0
+    latency = max(row.link_latency_s[: len(passes) - 1], default=0.0)
     forward, input_gradient, weight_gradient, update = passes.T
     return StageTimes(
         forward, input_gradient, weight_gradient, update, activations, gradients, latency

@@ -68,7 +68,7 @@ NEAR = 1.1
 """Schedules and numbers of micro-batches whose best cut under the schedule's model takes at most
 this many times the least are searched for the cut that the simulation finds fastest."""
 
-CORES_TRIED = 3
+CORES_TRIED = 8
 """Number of cores that are tried per board: those that run the whole network fastest."""
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from fpgapipe.hw.hls_models.spec.link import LinkEngineSpec
 from fpgapipe.lowering.shards.degrees import Degrees
-from fpgapipe.partition.cost.cores import link_of, with_links
+from fpgapipe.partition.cost.cores import link_of, with_larger_scratchpad, with_links
 from fpgapipe.partition.placed_nodes import PlacedNodes
 from fpgapipe.partition.plan import (
     DATA_PARALLEL,
@@ -104,6 +104,22 @@ def as_plan(
         gap=candidate.gap,
         reason=candidate.reason,
     )
+
+
+def with_larger_scratchpads(plan: Plan, cluster: ClusterSpec) -> Plan | None:
+    """The plan with scratchpads twice as large; None if a device has no room for that.
+
+    The planner chooses the smallest scratchpad that costs no time. Whether there is a tiling of
+    each layer that fits it is known only when the layer's program is made.
+    """
+    nodes = []
+    for node in plan.nodes:
+        device = cluster.devices[cluster.device_names.index(node.device)]
+        larger = with_larger_scratchpad(device, node.spec)
+        if larger is None:
+            return None
+        nodes.append(node.model_copy(update={"spec": larger}))
+    return plan.with_nodes(nodes)
 
 
 def one_link_each(cluster: ClusterSpec) -> ClusterSpec:

@@ -360,13 +360,18 @@ def takes_few(plan: Plan) -> bool:
 
 def is_soon_priced(plan: Plan) -> bool:
     """Whether the programs of a plan are timed within a minute or two."""
+    return cycles_timed(plan) <= MOST_CYCLES
+
+
+def cycles_timed(plan: Plan) -> float:
+    """Cycles of the tasks that are timed to price a plan, as they are estimated."""
     if plan.kind == DATA_PARALLEL:
-        return is_soon_priced(alone(plan, 0))  # equal devices are priced once
+        return cycles_timed(alone(plan, 0))  # equal devices are priced once
     if len(plan.nodes) > len(plan.stages):
         nodes = plan.nodes if len(plan.stages) > 1 else plan.nodes[:1]
-        return sum(map(_cycles, nodes)) * timed_rounds(plan)[0] <= MOST_CYCLES
+        return sum(map(_cycles, nodes)) * timed_rounds(plan)[0]
     count = min(plan.num_microbatches, _most(plan)) if takes_few(plan) else plan.num_microbatches
-    return sum(map(_cycles, plan.nodes)) * count <= MOST_CYCLES
+    return sum(map(_cycles, plan.nodes)) * count
 
 
 def _cycles(node: NodePlan) -> float:

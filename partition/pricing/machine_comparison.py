@@ -37,7 +37,7 @@ from fpgapipe.partition.explore.explorer import (
 )
 from fpgapipe.partition.explore.planned import as_plan, one_link_each
 from fpgapipe.partition.pricing.all_reduce_cycles import all_reduce_s
-from fpgapipe.partition.pricing.machine_search import Choice, priced_choice
+from fpgapipe.partition.pricing.layer_choice import Choice, priced_choice
 from fpgapipe.partition.schedule.schedule_kinds import num_engines_of
 from fpgapipe.partition.search.problem import PlanError
 

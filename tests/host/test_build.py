@@ -527,7 +527,7 @@ def test_refused_before_there_is_a_plan(arguments, message, cli, monkeypatch, tm
     def plans(*arguments):
         raise AssertionError("a plan was searched for")
 
-    monkeypatch.setattr("fpgapipe.host.make.planning.explore_smallest", plans)
+    monkeypatch.setattr("fpgapipe.host.make.planning.best_plan", plans)
     monkeypatch.chdir(tmp_path)
     code, _, err = cli("build", "--board", "u280", *arguments)
     assert code == 2

@@ -13,10 +13,11 @@ from fpgapipe.lowering.units.step_options import StepOptions
 from fpgapipe.partition.cost.cores import core_of, with_links
 from fpgapipe.partition.explore.explorer import Request, explore
 from fpgapipe.partition.explore.planned import as_plan
-from fpgapipe.partition.pricing import machine, machine_search
+from fpgapipe.partition.pricing import machine
+from fpgapipe.partition.pricing.best_plan import best_plan
+from fpgapipe.partition.pricing.layer_choice import priced_choice
 from fpgapipe.partition.pricing.layer_prices import LayerPrices
 from fpgapipe.partition.pricing.machine import lower_plan, price_plan
-from fpgapipe.partition.pricing.machine_search import explore_on_machine, priced_choice
 from fpgapipe.partition.pricing.plan_cores import memory_specs, wire_timings
 from fpgapipe.partition.pricing.prediction import PipelineTiming
 
@@ -121,42 +122,12 @@ def test_layers_take_what_the_program_takes():
 def test_prices_of_the_machine_make_no_worse_cuts(kind):
     _, graph, cluster = planned(devices=2)
     request = Request(small_network, 16, cluster, (kind,), 4, (8, 8), all_devices=True)
-    estimated = explore(request)
-    found = explore_on_machine(request, estimated)
-    assert found is not estimated
-    times = []
-    for best in (estimated.best, found.best):
-        plan = as_plan(best, graph, "small", 16, cluster)
-        times.append(price_plan(plan, graph, cluster)[0].predicted.minibatch_s)
-    assert times[1] <= 1.01 * times[0]
-    rel = 0.15 if kind == "zb-h1" else 0.4  # two engines share more than the simulation knows
-    assert found.best.minibatch_s == pytest.approx(times[1], rel=rel)
-
-
-def combinations(tried):
-    """Different cores and numbers of micro-batches."""
-    return {(each.num_microbatches, repr(each.stages[0].node)) for each in tried}
-
-
-def test_more_combinations_are_priced_on_demand(monkeypatch):
-    """What would take long is passed over, and more looks find nothing slower."""
-    _, _, cluster = planned(devices=2)
-    request = Request(small_network, 16, cluster, ("1f1b-as",), all_devices=True)
-    estimated = explore(request)
-    one, several = (explore_on_machine(request, estimated, looks) for looks in (1, 4))
-    assert len(combinations(one.tried)) == 1
-    assert 1 < len(combinations(several.tried)) <= 4
-    assert several.best.steady_s <= one.best.steady_s
-    first = one.best.num_microbatches
-    plain = machine_search.priced_choice
-
-    def slow(graph, *args, **options):
-        return None if graph.batch == 16 // first else plain(graph, *args, **options)
-
-    monkeypatch.setattr(machine_search, "priced_choice", slow)
-    passed = explore_on_machine(request, estimated)
-    assert passed.level == "machine"
-    assert passed.best.num_microbatches != first
+    estimated = as_plan(explore(request).best, graph, "small", 16, cluster)
+    found = best_plan(request, "small").plan
+    assert found.predicted.level == "machine"
+    assert len(found.stages) == 2
+    by_formulas = price_plan(estimated, graph, cluster)[0]
+    assert found.predicted.minibatch_s <= 1.01 * by_formulas.predicted.minibatch_s
 
 
 def test_a_scratchpad_without_room_is_doubled():

@@ -12,7 +12,6 @@ from fpgapipe.boards.library import board_names, load_board
 from fpgapipe.errors import UserError
 from fpgapipe.host.build.build_hardware import core_name
 from fpgapipe.host.build.wires import wire_specs
-from fpgapipe.host.make.planning import why_not_built
 from fpgapipe.hw.hls_models.resources.core_resources import (
     Resources,
     block_resources,
@@ -41,6 +40,7 @@ from fpgapipe.partition.explore.smallest import THROUGHPUT, explore_smallest
 from fpgapipe.partition.explore.unit_problem import make_problem
 from fpgapipe.partition.placed_nodes import PlacedNodes
 from fpgapipe.partition.plan import Plan
+from fpgapipe.partition.pricing.best_plan import why_not_built
 from fpgapipe.partition.pricing.machine import lower_plan
 from fpgapipe.partition.pricing.plan_cores import core_specs, memory_specs, wire_timings
 from fpgapipe.partition.schedule.schedule_kinds import model_of

@@ -3,7 +3,6 @@
 import os
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from functools import partial
 
 import pytest
 from build_cases import plan_of
@@ -11,10 +10,11 @@ from run_cases import small_network
 
 from fpgapipe import answers
 from fpgapipe.partition.explore.explorer import Request, explore
+from fpgapipe.partition.pricing import best_plan as search
 from fpgapipe.partition.pricing import machine, price_cache
+from fpgapipe.partition.pricing.best_plan import best_plan
 from fpgapipe.partition.pricing.layer_prices import LayerPrices
 from fpgapipe.partition.pricing.machine import price_plan
-from fpgapipe.partition.pricing.machine_search import explore_remembered
 from fpgapipe.partition.pricing.price_cache import remembered
 
 QUESTION = {"what": "test", "numbers": [1, 2.5]}
@@ -28,7 +28,7 @@ def prices(tmp_path, monkeypatch):
     return tmp_path / "prices"
 
 
-def fail():
+def fail(*given):
     raise AssertionError("the answer is known")
 
 
@@ -101,17 +101,28 @@ def test_plans_have_the_same_prices_again(prices, monkeypatch):
     assert list(again[1].tasks()) == list(first[1].tasks())
 
 
-def test_the_first_round_is_remembered(prices):
+def test_the_search_is_remembered(prices, monkeypatch):
     *_, cluster = plan_of(2, load=small_network, batch=16, microbatches=4)
     request = Request(small_network, 16, cluster, ("1f1b-as", "zb-h1"), 4, (8, 8))
-    first = explore_remembered(request, partial(explore, request), "explore")
-    again = explore_remembered(request, fail, "explore")
-    assert first.level == again.level == "machine"
-    assert again.best.stages == first.best.stages
-    assert again.best.minibatch_s == first.best.minibatch_s
-    other = replace(request, num_microbatches=2)
+    first = best_plan(request, "small")
+    monkeypatch.setattr(search, "explore", fail)
+    again = best_plan(request, "small")
+    assert first.plan.predicted.level == "machine"
+    assert again.plan == first.plan
+    assert (again.tried, again.compared) == (first.tried, first.compared)
+    assert list(again.timeline.tasks()) == list(first.timeline.tasks())
     with pytest.raises(AssertionError, match="the answer is known"):
-        explore_remembered(other, fail, "explore")
+        best_plan(replace(request, num_microbatches=2), "small")
+
+
+def test_estimates_are_remembered(prices, monkeypatch):
+    """Where no programs are made, the timetable follows from the plan."""
+    *_, cluster = plan_of(2, load=small_network, batch=16, microbatches=4)
+    request = Request(small_network, 16, cluster, ("zb-auto",), 4, (8, 8))
+    found = best_plan(request, "small")
+    assert found.plan.predicted.level == "estimate"
+    assert not found.built["possible"]
+    assert found.timeline.makespan_s == pytest.approx(found.plan.predicted.minibatch_s, rel=1e-9)
 
 
 def test_layers_have_the_same_prices_again(prices, monkeypatch):
