@@ -19,6 +19,7 @@ from typing import Any
 
 PLAN = ["plan", "resnet50", "--board", "u280", "--devices", "8", "--json"]
 COMMANDS = {
+    **{f"plan_resnet50_{count}": [*PLAN[:-2], str(count), "--json"] for count in (1, 4)},
     "plan_resnet50_8": PLAN,
     "compare_resnet50_8": ["compare", "resnet50", "--board", "u280", "--devices", "8", "--json"],
     "build_resnet50_4": ["build", "--network", "resnet50", "--board", "u280", "--devices", "4"],

@@ -1,0 +1,125 @@
+"""The choice of `plan` without options against the best of all options; prints one JSON object.
+
+For each network, on one and on two U280, `plan` chooses array, micro-batches and schedule. Then all
+combinations of these are planned one by one and priced by their programs: 16 and 32 rows, 32, 64
+and so on up to the most columns that fit, all divisors of the batch, and the schedules that can be
+built and whose updates are not late; of larger networks, a random sample of combinations. Prices
+are kept in the cache, so a bench that was stopped goes on where it was. Progress goes to standard
+error, a line for each case.
+"""
+
+import argparse
+import json
+import random
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import product
+from typing import Any
+
+from small_networks import SHORT
+
+import fpgapipe
+from fpgapipe.boards.cluster import chain_of
+from fpgapipe.boards.library import load_board
+from fpgapipe.errors import UserError
+from fpgapipe.host.make.networks import loader
+from fpgapipe.partition.cost.cost import candidate_cores
+from fpgapipe.partition.explore.explorer import Request, counts_tried
+from fpgapipe.partition.pricing.best_plan import best_plan
+from fpgapipe.partition.schedule.built_schedules import built_schedules
+from fpgapipe.partition.schedule.schedule_kinds import make_schedule, num_engines_of
+
+SMALL = (
+    *("digits-cnn", "lenet5", "vgg-mini", "resnet-mini"),
+    *("mobilenet", "unet-resize", "gpt-short", "vit-small", "lstm-short"),
+)
+LARGE = ("resnet18", "resnet50", "vgg16", "gpt2-small")
+LEAST = 0.99
+"""Share of the best combination's samples per second that the choice has to reach."""
+
+
+def combinations(request: Request) -> Iterator[Request]:
+    """The request with every array, number of micro-batches and schedule."""
+    (device, *_) = request.cluster.devices
+    num_links = min(len(request.cluster.devices) - 1, 2)
+    for kind in built_schedules():
+        if not make_schedule(kind, 2, 2).synchronous:
+            continue
+        engines = num_engines_of(kind)
+        cores = [node.core for node in candidate_cores(device, engines, num_links)]
+        for rows, count in product((16, 32), counts_tried(request.batch)):
+            most = max((core.cols for core in cores if core.rows == rows), default=0)
+            for cols in sorted({most, *(32 << n for n in range(most.bit_length() - 5))}):
+                yield replace(
+                    request, schedules=(kind,), num_microbatches=count, array=(rows, cols)
+                )
+
+
+def measure(name: str, devices: int, given: argparse.Namespace) -> dict[str, Any]:
+    """The choice and the best of one case."""
+    load = loader(SHORT.get(name, name))
+    cluster = chain_of(load_board(given.board), devices).spec
+    chosen = fpgapipe.plan(SHORT.get(name, name), cluster, batch=given.batch).plan
+    asked = list(combinations(Request(load, given.batch, cluster)))
+    if name not in SMALL or given.sample:
+        asked = random.Random(0).sample(asked, min(given.sample or 50, len(asked)))
+    best, refused = chosen, 0
+    for request in asked:
+        try:
+            plan = best_plan(request, load.name).plan
+        except UserError:
+            refused += 1
+            continue
+        if plan.predicted.level != "machine":
+            refused += 1
+        elif plan.predicted.samples_per_s > best.predicted.samples_per_s:
+            best = plan
+    return {
+        "network": name,
+        "devices": devices,
+        "combinations": len(asked),
+        "refused": refused,
+        "level": chosen.predicted.level,
+        **{
+            key: {
+                "samples_per_s": plan.predicted.samples_per_s,
+                "array": [plan.nodes[0].core.rows, plan.nodes[0].core.cols],
+                "num_microbatches": plan.num_microbatches,
+                "schedule": plan.schedule,
+            }
+            for key, plan in (("chosen", chosen), ("best", best))
+        },
+        "ratio": chosen.predicted.samples_per_s / best.predicted.samples_per_s,
+    }
+
+
+def main() -> None:
+    """Print the figures."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--network", choices=(*SMALL, *LARGE), action="append")
+    parser.add_argument("--devices", type=int, action="append")
+    parser.add_argument("--board", default="u280")
+    parser.add_argument("--batch", type=int, default=32)
+    parser.add_argument(
+        "--sample", type=int, help="combinations of each case; by default 50 of larger networks"
+    )
+    given = parser.parse_args()
+    cases = []
+    for name, devices in product(given.network or (*SMALL, *LARGE), given.devices or (1, 2)):
+        case = measure(name, devices, given)
+        print(
+            f"{name}, {devices} devices: {case['ratio']:.4f} of the best of "
+            f"{case['combinations']} combinations",
+            file=sys.stderr,
+            flush=True,
+        )
+        cases.append(case)
+    least = min(case["ratio"] for case in cases)
+    print(
+        json.dumps({"least": LEAST, "met": least >= LEAST, "ratio": least, "all": cases}, indent=1)
+    )
+
+
+if __name__ == "__main__":
+    main()
