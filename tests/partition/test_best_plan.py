@@ -1,0 +1,91 @@
+"""The best plan by whole programs."""
+
+from dataclasses import replace
+from itertools import product
+
+import pytest
+from run_cases import small_network
+
+from fpgapipe.boards.cluster import chain_of
+from fpgapipe.boards.library import load_board
+from fpgapipe.jobs import local_processes, sharing
+from fpgapipe.network.load import load_network
+from fpgapipe.partition.explore.explorer import Request, explore
+from fpgapipe.partition.explore.smallest import THROUGHPUT
+from fpgapipe.partition.pricing import best_plan as search
+from fpgapipe.partition.pricing.best_plan import best_plan
+
+KINDS = ("1f1b-as", "zb-h1")
+
+
+def digits(samples):
+    """The network for which formulas like a wider array than is best."""
+    return load_network("digits-cnn", samples)
+
+
+def asked(devices, **more):
+    cluster = chain_of(load_board("u280"), devices).spec
+    return Request(digits, 32, cluster, KINDS, **more)
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+def test_the_choice_is_nearly_the_best_of_all(devices):
+    request = asked(devices)
+    found = best_plan(request, "digits").plan
+    rates = {}
+    for shape, count, kind in product([(32, 32), (32, 64), (16, 64)], (1, 2, 4), KINDS):
+        one = replace(request, array=shape, num_microbatches=count, schedules=(kind,))
+        rates[shape, count, kind] = best_plan(one, "digits").plan.predicted.samples_per_s
+    best = max(rates.values())
+    assert found.predicted.level == "machine"
+    assert found.predicted.samples_per_s >= 0.99 * best
+    # Formulas alone choose another array, or other micro-batches.
+    by_formulas = explore(request).best
+    core = by_formulas.stages[0].node.core
+    chosen = (core.rows, core.cols), by_formulas.num_microbatches, by_formulas.kind
+    assert rates[chosen] < 0.9 * best
+
+
+def test_the_smallest_core_is_nearly_as_fast():
+    request = asked(1, num_microbatches=1)
+    best = best_plan(request, "digits").plan
+    small = best_plan(request, "digits", smallest=True)
+    (core,) = [node.core for node in small.plan.nodes]
+    largest = best.nodes[0].core
+    assert (core.cells, core.scratchpad.size_bytes) < (
+        largest.cells,
+        largest.scratchpad.size_bytes,
+    )
+    rate = best.predicted.samples_per_s
+    assert small.plan.predicted.samples_per_s >= THROUGHPUT * rate
+    assert small.compared.endswith(
+        f"this is the smallest core found within 1% of the fastest, {largest.rows}x{largest.cols} "
+        f"with {rate:.0f} samples/s"
+    )
+
+
+def test_processes_find_the_same():
+    request = replace(asked(1), load=small_network, batch=4, num_microbatches=2)
+    alone = best_plan(request, "small")
+    with sharing(lambda: local_processes(2)):
+        shared = best_plan(request, "small")
+    assert shared.plan == alone.plan
+    assert shared.compared == alone.compared
+
+
+def test_what_takes_long_to_time_makes_room_for_the_next(monkeypatch):
+    request = replace(asked(2), load=small_network, batch=4)
+    first = best_plan(request, "small").plan
+    soon = search.is_soon_priced
+    monkeypatch.setattr(
+        search,
+        "is_soon_priced",
+        lambda plan: plan.num_microbatches != first.num_microbatches and soon(plan),
+    )
+    found = best_plan(request, "small").plan
+    assert found.predicted.level == "machine"
+    assert found.num_microbatches != first.num_microbatches
+    monkeypatch.setattr(search, "is_soon_priced", lambda plan: False)
+    found = best_plan(request, "small")
+    assert found.plan.predicted.level == "estimate"
+    assert found.compared == "compared by estimates alone"
