@@ -141,9 +141,6 @@ class Exploration:
         The best candidate for each schedule and micro-batch size, fastest first.
     refused : tuple of str
         Reasons why other combinations are impossible.
-    level : str
-        Where the times of layers come from: ``machine``, programs and their cycle model, or
-        ``estimate``, formulas.
     others : tuple of Candidate
         The best candidates with other cores, by the model of the schedule, not by simulation.
     """
@@ -151,7 +148,6 @@ class Exploration:
     best: Candidate
     tried: tuple[Candidate, ...]
     refused: tuple[str, ...]
-    level: str = "estimate"
     others: tuple[Candidate, ...] = ()
 
 
