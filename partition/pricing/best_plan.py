@@ -9,6 +9,7 @@ there are several devices, the network is cut by prices of its layers in the pro
 from __future__ import annotations
 
 import hashlib
+from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, partial
 from math import inf
@@ -58,8 +59,8 @@ NEAR_CORES = 1.3
 NEAR = 1.1
 """Cores are tried with other micro-batches if they took at most this many times as long before."""
 
-SLACK = 0.1
-"""Share of the time by prices of layers by which a whole program may be faster."""
+SLACK = 0.12
+"""Share of the time by prices of layers by which a whole program may be faster; 0.1 was seen."""
 
 LAYER_CYCLES = 1e6
 """Cycles of a program that take about as long to time as a layer takes to lower."""
@@ -326,13 +327,13 @@ class _Search:
         return _Tried(plan, plan.predicted, candidate.timeline.schedule.synchronous)
 
     def _looks(self, candidates: Iterable[Candidate]) -> list[_Look]:
-        """The combinations of candidates that use all kinds of devices, the best first."""
+        """The combinations of candidates that use all kinds of devices, or one of them."""
         devices = self.request.cluster.devices
         found: dict[tuple[int, str], _Look] = {}
         for each in sorted(candidates, key=lambda each: each.steady_s):
             cores = {devices[part.device]: part.node for part in each.stages if part.node}
-            if len(cores) == len(set(devices)):
-                kinds = {device: cores[device] for device in devices}
+            kinds = {device: cores[device] for device in devices if device in cores}
+            if len(kinds) == len(set(devices)) or len(each.stages) == 1:
                 look = _Look(each.num_microbatches, kinds, each)
                 found.setdefault((look.count, look.key), look)
         return list(found.values())
@@ -469,7 +470,8 @@ def _priced_plans(
     graph = request.load(request.batch // count)
     choice: Choice | None
     share = 1 - SLACK
-    if len(request.cluster.devices) == 1 and can_build:  # there is nothing to cut
+    uncut = len(request.cluster.devices) == 1 or set(cores) != set(request.cluster.devices)
+    if uncut and can_build:
         model = CostModel(graph)
         share = 1 / max(node.core.num_engines for node in cores.values())
         choice = {
@@ -509,13 +511,13 @@ def _cuts(request: Request, graph: Graph, choice: Choice | None, count: int) -> 
     for kind in request.schedules:
         if num_engines_of(kind) not in engines:
             continue
-        for chain in device_chains(request.cluster):
-            try:
-                yield plan_one(request, graph, choice, chain, kind, count)
-                if not (request.all_devices or request.merges):
-                    yield from on_one_device(request, choice, kind, count)
-            except (PlanError, ScheduleError):
-                continue
+        chains = device_chains(request.cluster)
+        with suppress(ScheduleError):
+            for chain in chains if set(choice) == set(request.cluster.devices) else ():
+                with suppress(PlanError):
+                    yield plan_one(request, graph, choice, chain, kind, count)
+            if not (request.all_devices or request.merges):
+                yield from on_one_device(request, choice, kind, count)
 
 
 def _distinct(candidates: Iterable[Candidate]) -> list[Candidate]:
