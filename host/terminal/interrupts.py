@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import signal
 import threading
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, NoReturn, Self
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -18,6 +18,21 @@ ENDINGS = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 Launchers and batch systems send SIGUSR1 to ask for a checkpoint: the launcher of Open MPI passes it
 on, while it kills all processes soon after Ctrl-C or SIGTERM.
 """
+
+
+LOOK_S = 0.2
+"""Seconds after which a wait looks for signals that another thread has received."""
+
+
+def wait_for_ctrl_c() -> NoReturn:
+    """Wait until a signal raises `KeyboardInterrupt`.
+
+    The kernel may hand a signal to any thread, as it does while the main one is still stopped.
+    Python handles it when the main thread runs again, which a wait without end never does.
+    """
+    never = threading.Event()
+    while True:
+        never.wait(LOOK_S)
 
 
 class Interrupts:

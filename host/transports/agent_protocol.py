@@ -75,6 +75,7 @@ def channel_options() -> list[tuple[str, int]]:
         ("grpc.max_metadata_size", 16 * 1024),
         ("grpc.keepalive_time_ms", round(1e3 * KEEPALIVE_S)),
         ("grpc.keepalive_timeout_ms", round(1e3 * KEEPALIVE_LIMIT_S)),
+        ("grpc.http2.ping_timeout_ms", round(1e3 * KEEPALIVE_LIMIT_S)),  # else a minute
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.http2.max_pings_without_data", 0),
         ("grpc.enable_retries", 0),

@@ -1,21 +1,29 @@
 """The device agent: serves the devices of its host to one client each.
 
-Every call needs the token. What a client asks for is checked before the device sees it: offsets of
-registers, and that memory was reserved by this very client.
+Every call needs the token, which is looked at before the call's message is received and before the
+call counts. What a client asks for is checked before the device sees it: offsets of registers, and
+that memory was reserved by this very client.
+
+All calls come to one thread, which never waits. A session has a thread of its own for the accesses
+to its device, so that no other client can take its place.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import functools
 import hmac
 import json
 import logging
 import math
+import os
+import resource
 import secrets
 import struct
 import threading
 import time
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -27,19 +35,34 @@ from fpgapipe.host.driver.buffers import Buffers
 from fpgapipe.host.driver.transport import TransportError
 from fpgapipe.host.transports import agent_protocol as protocol
 from fpgapipe.host.transports.agent_secrets import authorization
+from fpgapipe.host.transports.agent_strangers import Strangers
 from fpgapipe.hw.hls_models.model.registers import ADDRESS_BITS
 from fpgapipe.optional import require
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 
     from fpgapipe.host.driver.transport import Transport
+
+    _Act = Callable[["_Session", bytes], Awaitable[bytes]]
 
 TAKE_LIMIT_S = 2.0
 """Seconds that a client waits for a device whose last client has just gone."""
 
+MOST_WAITING = 8
+"""Most clients that wait for one device; a further one is told at once whose it is."""
+
 HANDSHAKE_LIMIT_S = 10
-"""Seconds in which a connection must have its TLS."""
+"""Seconds in which a connection must have its TLS, and in which one without calls is ended."""
+
+MOST_CONNECTIONS = 4096
+"""Most connections at a time, of strangers as well."""
+
+OTHER_FILES = 256
+"""Open files of the process that connections leave to devices and logs."""
+
+MOST_CALLS = 32
+"""Most calls of a session that wait for its device."""
 
 MOST_MEMORY = 1 << 48
 """Most bytes of memory, and most of them in a call: addresses have 48 bits."""
@@ -78,6 +101,16 @@ class Served:
     accesses: Any = field(default_factory=threading.Lock)
 
 
+def let_open_files() -> None:
+    """Let this process open as many files as all connections need, where the system lets it."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = MOST_CONNECTIONS + OTHER_FILES
+    if hard != resource.RLIM_INFINITY:
+        wanted = min(wanted, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
 class _Refused(Exception):
     """A call that is answered by an error: a gRPC status by name, and a sentence."""
 
@@ -87,26 +120,72 @@ class _Refused(Exception):
 
 
 class _Session:
-    """A client's possession of a device."""
+    """A client's possession of a device; used by the thread of the calls, but for accesses.
 
-    def __init__(self, device: Served, way: Transport) -> None:
-        self.device, self._way = device, way
+    Its accesses are done one after the other by a thread of its own.
+    """
+
+    def __init__(self, device: Served) -> None:
+        self.device = device
+        self._way: Transport | None = None
         self._memory: Buffers[None] = Buffers()
         self._is_over = False
-        self._pauses = ThreadPoolExecutor(1, thread_name_prefix="pause")
-        self._paused: Future[None] | None = None
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"agent {device.name}")
+        self._num_calls = 0
+        self._paused: asyncio.Future[None] | None = None
 
-    def end(self) -> None:
-        """Close the device, once no access is under way."""
-        self._pauses.shutdown(wait=False)
+    @property
+    def is_open(self) -> bool:
+        """Whether the device was opened."""
+        return self._way is not None
+
+    async def open(self) -> None:
+        """Open the device."""
+        await self._do(self._open)
+
+    def _open(self) -> None:
+        with self.device.accesses:
+            self._way = self.device.open()
+
+    def end(self, on_end: Callable[[], object]) -> None:
+        """Close the device, once no access is under way, and call a function then."""
+        self._thread.submit(self._end).add_done_callback(lambda _: on_end())
+        self._thread.shutdown(wait=False)
+
+    def _end(self) -> None:
         with self.device.accesses:
             self._is_over = True
-            self.device.close(self._way)
+            if self._way is not None:
+                try:
+                    self.device.close(self._way)
+                except Exception as error:
+                    logger.error("%s: it cannot be closed", self.device.name, exc_info=error)
+
+    async def call(self, act: Callable[[_Session, bytes], bytes], request: bytes) -> bytes:
+        """Do an access; it is done even if its client has gone, as it then counts until its end."""
+        answer: bytes = await self._do(functools.partial(act, self, request))
+        return answer
+
+    async def _do(self, act: Callable[[], Any]) -> Any:
+        if self._num_calls >= MOST_CALLS:
+            raise _Refused(
+                "RESOURCE_EXHAUSTED",
+                f"{self.device.name} has {MOST_CALLS} calls of this client to do already",
+            )
+        self._num_calls += 1
+        done = asyncio.wrap_future(self._thread.submit(act))
+        done.add_done_callback(self._count_down)
+        return await asyncio.shield(done)
+
+    def _count_down(self, done: asyncio.Future[Any]) -> None:
+        self._num_calls -= 1
+        if not done.cancelled():
+            done.exception()  # its client may have gone, and nobody else asks
 
     @contextlib.contextmanager
     def _accessed(self) -> Iterator[Transport]:
         with self.device.accesses:
-            if self._is_over:
+            if self._is_over or self._way is None:
                 raise TransportError("the device was given back")
             yield self._way
 
@@ -149,15 +228,20 @@ class _Session:
             way.write(address, data)
         return b""
 
-    def pause(self, request: bytes) -> bytes:
+    async def pause(self, request: bytes) -> bytes:
+        """Wait for the one pause that is under way, or begin one; other calls come after it."""
         (pause_s,) = protocol.SECONDS.unpack(request)
         if not (math.isfinite(pause_s) and 0 <= pause_s <= protocol.LONGEST_PAUSE_S):
             raise ValueError(f"a pause must be 0..{protocol.LONGEST_PAUSE_S:g} s")
         if self._paused is None:
-            self._paused = self._pauses.submit(self._pause, pause_s)
-        if not wait([self._paused], protocol.LONGEST_PAUSE_S).done:
+            self._paused = asyncio.ensure_future(self._do(functools.partial(self._pause, pause_s)))
+            self._paused.add_done_callback(lambda done: done.cancelled() or done.exception())
+        paused = self._paused
+        done, _ = await asyncio.wait({paused}, timeout=protocol.LONGEST_PAUSE_S)
+        if not done:
             return protocol.GOES_ON
-        paused, self._paused = self._paused, None
+        if self._paused is paused:  # of several calls, the first one
+            self._paused = None
         paused.result()
         return protocol.OVER
 
@@ -166,12 +250,16 @@ class _Session:
             way.pause(pause_s)
 
 
-_ACTS: dict[str, Callable[[_Session, bytes], bytes]] = {
-    protocol.READ_REGISTERS: _Session.read_registers,
-    protocol.WRITE_REGISTERS: _Session.write_registers,
-    protocol.ALLOCATE: _Session.allocate,
-    protocol.READ: _Session.read,
-    protocol.WRITE: _Session.write,
+def _access(act: Callable[[_Session, bytes], bytes]) -> _Act:
+    return lambda session, request: session.call(act, request)
+
+
+_ACTS: dict[str, _Act] = {
+    protocol.READ_REGISTERS: _access(_Session.read_registers),
+    protocol.WRITE_REGISTERS: _access(_Session.write_registers),
+    protocol.ALLOCATE: _access(_Session.allocate),
+    protocol.READ: _access(_Session.read),
+    protocol.WRITE: _access(_Session.write),
     protocol.PAUSE: _Session.pause,
 }
 
@@ -198,8 +286,24 @@ class _Owned:
 
     def __init__(self, device: Served) -> None:
         self.device = device
-        self.taken = threading.Lock()
+        self.taken = asyncio.Lock()
         self.owner = ""
+        self.num_waiting = 0
+
+    async def take(self, client: str) -> None:
+        """Take the device for a client, or refuse that."""
+        if self.num_waiting < MOST_WAITING:
+            self.num_waiting += 1
+            try:
+                await asyncio.wait_for(self.taken.acquire(), TAKE_LIMIT_S)
+            except TimeoutError:
+                pass
+            else:
+                self.owner = f"the client {client} since {time.strftime('%H:%M:%S')}"
+                return
+            finally:
+                self.num_waiting -= 1
+        raise _Refused("ABORTED", f"{self.device.name} is in use by {self.owner}")
 
 
 class DeviceAgent(Closing):
@@ -229,29 +333,43 @@ class DeviceAgent(Closing):
         key: bytes,
         token: str,
     ) -> None:
-        grpc = self._grpc = require("grpc", "an agent")
+        self._grpc = require("grpc", "an agent")
         self._token = authorization(token).encode()
-        self._devices = {device.name: _Owned(device) for device in devices}
+        self._strangers = Strangers()
         self._sessions: dict[str, _Session] = {}
-        workers = 2 * len(devices) + 8
-        self._server = grpc.server(
-            ThreadPoolExecutor(workers, thread_name_prefix="agent"),
-            maximum_concurrent_rpcs=workers,
+        self._loop = _loop_of(os.getpid())
+        begun = self._begin(devices, place, certificate, key)
+        asyncio.run_coroutine_threadsafe(begun, self._loop).result()
+
+    async def _begin(
+        self, devices: Sequence[Served], place: protocol.Place, certificate: bytes, key: bytes
+    ) -> None:
+        grpc = self._grpc
+        self._devices = {device.name: _Owned(device) for device in devices}
+        soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        most = MOST_CONNECTIONS
+        if soft != resource.RLIM_INFINITY:
+            most = min(most, max(soft - OTHER_FILES, 64))
+        self._server = grpc.aio.server(
             options=[
                 *protocol.channel_options(),
                 ("grpc.so_reuseport", 0),
                 ("grpc.server_handshake_timeout_ms", 1000 * HANDSHAKE_LIMIT_S),
+                ("grpc.max_connection_idle_ms", 1000 * HANDSHAKE_LIMIT_S),
+                ("grpc.max_allowed_incoming_connections", most),
+                ("grpc.max_concurrent_streams", MOST_CALLS + 2 * len(devices)),
                 ("grpc.http2.min_ping_interval_without_data_ms", 1000),
             ],
         )
-        handlers = {
+        known = {
             name: grpc.unary_unary_rpc_method_handler(self._call(act))
             for name, act in _ACTS.items()
         }
-        handlers[protocol.HOLD] = grpc.unary_stream_rpc_method_handler(self._hold)
-        self._server.add_generic_rpc_handlers(
-            (grpc.method_handlers_generic_handler(protocol.SERVICE, handlers),)
-        )
+        known[protocol.HOLD] = grpc.unary_stream_rpc_method_handler(self._hold)
+        handlers = {f"/{protocol.SERVICE}/{name}": handler for name, handler in known.items()}
+        # It reads no message, so that none is received.
+        refusal = grpc.stream_stream_rpc_method_handler(self._refuse_stranger)
+        self._server.add_generic_rpc_handlers((_Front(self._is_known, handlers, refusal),))
         try:
             port = self._server.add_secure_port(
                 str(place), grpc.ssl_server_credentials([(key, certificate)])
@@ -263,48 +381,48 @@ class DeviceAgent(Closing):
                 f"no agent can listen at {place}: something else listens there, or this host has "
                 "no such address"
             )
-        self._server.start()
+        await self._server.start()
 
     def close(self) -> None:
         """See `Closing`."""
-        self._server.stop(0).wait()
+        asyncio.run_coroutine_threadsafe(self._end(), self._loop).result()
+
+    async def _end(self) -> None:
+        await self._server.stop(0)
         for owned in self._devices.values():  # which the ends of the streams give back
-            owned.taken.acquire(timeout=TAKE_LIMIT_S)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(owned.taken.acquire(), TAKE_LIMIT_S)
 
     # ------------------------------------------------------------------ calls
 
-    def _hold(self, request: bytes, context: Any) -> Iterator[bytes]:
+    async def _hold(self, request: bytes, context: Any) -> AsyncIterator[bytes]:
         """Give a device to a client until its stream ends."""
         try:
-            self._admit(context)
             owned = self._asked(request)
-            self._take(owned, context)
+            await owned.take(_address(context.peer()))
         except _Refused as refused:
-            self._refuse(context, refused)
-        name = owned.device.name
-        over = threading.Event()
-        session = secrets.token_hex(16)
+            await self._refuse(context, refused)
+        device = owned.device
+        name, session = secrets.token_hex(16), _Session(device)
+
+        def given_back() -> None:
+            if session.is_open:
+                logger.info("%s: given back by %s", device.name, owned.owner)
+            self._loop.call_soon_threadsafe(owned.taken.release)
+
         try:
-            if not context.add_callback(over.set):
-                return  # the client has gone
             try:
-                with owned.device.accesses:
-                    way = owned.device.open()
+                await session.open()
             except Exception as error:
-                self._refuse(context, _Refused("ABORTED", self._reason(name, error)))
-            self._sessions[session] = _Session(owned.device, way)
-            logger.info("%s: taken by %s", name, owned.owner)
-            answer = {"session": session, "kind": owned.device.kind, "board": owned.device.board}
+                await self._refuse(context, _Refused("ABORTED", self._reason(device.name, error)))
+            self._sessions[name] = session
+            logger.info("%s: taken by %s", device.name, owned.owner)
+            answer = {"session": name, "kind": device.kind, "board": device.board}
             yield json.dumps(answer).encode()
-            over.wait()
+            await asyncio.Event().wait()  # it is cancelled when the client has gone
         finally:
-            ended = self._sessions.pop(session, None)
-            try:
-                if ended is not None:
-                    ended.end()
-                    logger.info("%s: given back by %s", name, owned.owner)
-            finally:
-                owned.taken.release()
+            self._sessions.pop(name, None)
+            session.end(given_back)
 
     def _asked(self, request: bytes) -> _Owned:
         try:
@@ -322,23 +440,16 @@ class DeviceAgent(Closing):
             raise _Refused("ABORTED", f"it serves {', '.join(self._devices)} and no other device")
         return owned
 
-    def _take(self, owned: _Owned, context: Any) -> None:
-        if not owned.taken.acquire(timeout=TAKE_LIMIT_S):
-            raise _Refused("ABORTED", f"{owned.device.name} is in use by {owned.owner}")
-        since = time.strftime("%H:%M:%S")
-        owned.owner = f"the client {_address(context.peer())} since {since}"
-
-    def _call(self, act: Callable[[_Session, bytes], bytes]) -> Callable[[bytes, Any], bytes]:
-        def answer(request: bytes, context: Any) -> bytes:
+    def _call(self, act: _Act) -> Callable[[bytes, Any], Awaitable[bytes]]:
+        async def answer(request: bytes, context: Any) -> bytes:
             try:
-                self._admit(context)
-                return self._act(act, request, context)
+                return await self._act(act, request, context)
             except _Refused as refused:
-                self._refuse(context, refused)
+                await self._refuse(context, refused)
 
         return answer
 
-    def _act(self, act: Callable[[_Session, bytes], bytes], request: bytes, context: Any) -> bytes:
+    async def _act(self, act: _Act, request: bytes, context: Any) -> bytes:
         name = dict(context.invocation_metadata()).get(protocol.SESSION)
         session = self._sessions.get(name) if isinstance(name, str) else None
         if session is None:
@@ -347,7 +458,9 @@ class DeviceAgent(Closing):
                 "the device was given back, as the connection was lost or the agent started anew",
             )
         try:
-            return act(session, request)
+            return await act(session, request)
+        except _Refused:
+            raise
         except (ValueError, struct.error) as error:
             raise _Refused("INVALID_ARGUMENT", str(error)) from None
         except Exception as error:
@@ -360,18 +473,58 @@ class DeviceAgent(Closing):
         logger.error("%s: an access failed", name, exc_info=error)
         return f"{name}: an access failed with {type(error).__name__}; the agent's log has more"
 
-    def _admit(self, context: Any) -> None:
-        """Refuse a call without the token."""
-        found = dict(context.invocation_metadata()).get(protocol.TOKEN, "")
+    def _is_known(self, metadata: Any) -> bool:
+        """Whether a call has the token."""
+        found = dict(metadata or ()).get(protocol.TOKEN, "")
         given = found.encode() if isinstance(found, str) else bytes(found)
-        if not hmac.compare_digest(given, self._token):
-            logger.warning("refused %s, which has no right token", _address(context.peer()))
-            raise _Refused("UNAUTHENTICATED", "the token is missing or wrong")
+        return hmac.compare_digest(given, self._token)
 
-    def _refuse(self, context: Any, refused: _Refused) -> NoReturn:
+    async def _refuse_stranger(self, requests: Any, context: Any) -> None:
+        """Refuse a call without the token, the later the more of them its peer has made."""
+        await self._strangers.refused(_address(context.peer()))
+        await self._refuse(context, _Refused("UNAUTHENTICATED", "the token is missing or wrong"))
+
+    async def _refuse(self, context: Any, refused: _Refused) -> NoReturn:
         status = getattr(self._grpc.StatusCode, refused.status)
-        context.abort(status, str(refused)[: protocol.MOST_TEXT])
+        await context.abort(status, str(refused)[: protocol.MOST_TEXT])
         raise AssertionError("abort raises")
+
+
+@dataclass(frozen=True)
+class _Front:
+    """Says for each call of any name what answers it, before its message is received.
+
+    Attributes
+    ----------
+    is_known : callable
+        Function that says of a call's metadata whether they have the token.
+    known : dict
+        What answers the calls of whoever has it, by method.
+    refusal
+        What answers all others.
+    """
+
+    is_known: Callable[[Any], bool]
+    known: dict[str, Any]
+    refusal: Any
+
+    def service(self, call: Any) -> Any:
+        """See `grpc.GenericRpcHandler`; None says that there is no such method."""
+        if not self.is_known(call.invocation_metadata):
+            return self.refusal
+        return self.known.get(call.method)
+
+
+@functools.lru_cache(maxsize=1)
+def _loop_of(process: int) -> asyncio.AbstractEventLoop:
+    """Return the loop of all agents of a process, which a thread runs from now on.
+
+    gRPC has one queue of events for all loops of a process, and several loops would wake each other
+    in vain.
+    """
+    loop = asyncio.new_event_loop()
+    threading.Thread(target=loop.run_forever, name="agent", daemon=True).start()
+    return loop
 
 
 def _address(peer: str) -> str:

@@ -14,10 +14,11 @@ from fpgapipe.errors import UserError
 from fpgapipe.host.cli.options.names import Names
 from fpgapipe.host.cli.options.options import command
 from fpgapipe.host.driver.transport import Transport
+from fpgapipe.host.terminal.interrupts import wait_for_ctrl_c
 from fpgapipe.host.transports import agent_secrets
 from fpgapipe.host.transports.agent import AgentTransport
 from fpgapipe.host.transports.agent_protocol import Place
-from fpgapipe.host.transports.agent_server import DeviceAgent, Served
+from fpgapipe.host.transports.agent_server import DeviceAgent, Served, let_open_files
 from fpgapipe.host.transports.opening import TRANSPORTS, open_device
 from fpgapipe.host.transports.without_boards import SIMULATED, without_boards
 
@@ -98,11 +99,11 @@ def agent(
     pair = agent_secrets.own_certificate(Path(certificate), Path(key))
     devices = _devices(backend, folder, cluster, file, own)
     at = Place(bind, listens.port) if bind else listens
+    let_open_files()
     with DeviceAgent(devices, at, *pair, token):
         names = ", ".join(device.name for device in devices)
         print(f"serves {names} at {at} by {backend}; Ctrl-C ends it", flush=True)
-        threading.Event().wait()
-    return 0
+        wait_for_ctrl_c()
 
 
 def _devices(
