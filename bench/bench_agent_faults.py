@@ -292,8 +292,8 @@ def answer(server: socket.socket, way: str) -> None:
 
 
 @contextlib.contextmanager
-def agents(build: Build, kind: Kind, places: list[Place], behind: Place) -> Iterator[None]:
-    """Run agents in a process of their own."""
+def agents(build: Build, kind: Kind, places: list[Place], behind: Place) -> Iterator[int]:
+    """Run agents in a process of their own; gives its number."""
     ready, said = os.pipe()
     if (pid := os.fork()) == 0:
         try:
@@ -305,7 +305,7 @@ def agents(build: Build, kind: Kind, places: list[Place], behind: Place) -> Iter
     os.close(said)
     try:
         assert os.read(ready, 1), "the agents serve"
-        yield
+        yield pid
     finally:
         os.close(ready)
         os.kill(pid, signal.SIGKILL)
