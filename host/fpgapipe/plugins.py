@@ -1,19 +1,25 @@
 """What other installed packages add to fpgapipe; they offer it by entry points.
 
-Nothing is imported before it is asked for by its name, and names alone need no import.
+Nothing is imported before it is asked for by its name, and names alone need no import. What cannot
+be used is refused where it is asked for by its name. Where all things of a kind are gone through, a
+line of the log names it, and it is left out.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import logging
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache
 from importlib.metadata import EntryPoint, entry_points
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, cast
 
 from fpgapipe.errors import UserError, nearest, shown
 
 T = TypeVar("T")
+
+logger = logging.getLogger(__name__)
 
 
 class Registry(Generic[T]):
@@ -53,6 +59,36 @@ class Registry(Generic[T]):
     def names(self) -> list[str]:
         """All names: those of fpgapipe, then the others in the order of the alphabet."""
         return [*self.own, *sorted(set(self._offered) - set(self.own))]
+
+    def usable(self) -> list[str]:
+        """Names of the things that can be used; the log names the others, each once."""
+        found = []
+        for name in self.names():
+            try:
+                if name in self._offered:
+                    self[name]
+            except UserError as error:
+                _leave_out(str(error))
+            else:
+                found.append(name)
+        return found
+
+    def guarded(
+        self, name: str, function: Callable[..., Any], kind: type | tuple[type, ...]
+    ) -> Callable[..., Any]:
+        """Return a function of a thing so that a package of others is named when it fails.
+
+        Parameters
+        ----------
+        name : str
+            The thing's name.
+        function : callable
+        kind : type
+            What its result must be.
+        """
+        for entry in self._offered.get(name, ()):
+            return _Guarded(entry, function, kind)
+        return function
 
     def __contains__(self, name: object) -> bool:
         """Whether there is a thing of this name."""
@@ -117,14 +153,26 @@ def _offered(group: str, places: tuple[str, ...]) -> dict[str, tuple[EntryPoint,
 def load_all(group: str) -> None:
     """Import the modules of a group, which register what they have themselves.
 
-    Raises
-    ------
-    UserError
-        If one cannot be imported, or registers a name that is taken.
+    The log names those that cannot be imported, or register a name that is taken.
     """
+    _load_all(group, tuple(sys.path))
+
+
+@lru_cache(maxsize=64)
+def _load_all(group: str, places: tuple[str, ...]) -> None:
+    """The same; this is done once for a group and the folders of ``sys.path``."""
     for entries in offered(group).values():
         for entry in entries:
-            loaded(entry)
+            try:
+                loaded(entry)
+            except UserError as error:
+                _leave_out(str(error))
+
+
+@lru_cache(maxsize=1024)
+def _leave_out(why: str) -> None:
+    """Say once that something is left out."""
+    logger.warning("left out: %s", why)
 
 
 def loaded(entry: EntryPoint) -> Any:
@@ -137,12 +185,63 @@ def loaded(entry: EntryPoint) -> Any:
     """
     try:
         return entry.load()
-    except (Exception, SystemExit) as error:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
         # Importing a module runs its own code, which can raise any exception.
-        raise UserError(
-            f"{offer(entry)}, which cannot be imported: {type(error).__name__}: "
-            f"{shown(str(error), 200)}; mend {giver(entry)}, or uninstall it"
-        ) from error
+        raise _broken(entry, "cannot be imported", error) from error
+
+
+def _broken(entry: EntryPoint, what: str, error: BaseException) -> UserError:
+    """The error that names a package whose code has raised an exception; ``-v`` logs it whole."""
+    logger.debug("%s, which %s", offer(entry), what, exc_info=error)
+    try:
+        text = str(error)
+    except Exception:
+        text = "no text"
+    return UserError(
+        f"{offer(entry)}, which {what}: {type(error).__name__}: {shown(text, 200)}; mend "
+        f"{giver(entry)}, or uninstall it"
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class _Guarded:
+    """A function of another package, which is named if the function fails.
+
+    Attributes
+    ----------
+    entry : EntryPoint
+        What offers it.
+    function : callable
+    kind : type
+        What its result must be.
+    """
+
+    entry: EntryPoint
+    function: Callable[..., Any]
+    kind: type | tuple[type, ...]
+
+    def __call__(self, *args: Any, **options: Any) -> Any:
+        try:
+            found = self.function(*args, **options)
+            if not isinstance(found, self.kind):
+                kinds = self.kind if isinstance(self.kind, tuple) else (self.kind,)
+                names = " or ".join(each.__name__ for each in kinds)
+                raise TypeError(f"it returns {_described(found)}, not {names}")
+        except (UserError, KeyboardInterrupt):
+            raise
+        except BaseException as error:
+            raise _broken(self.entry, "fails", error) from error
+        return self._items(found) if isinstance(found, Iterator) else found
+
+    def _items(self, found: Iterator[Any]) -> Iterator[Any]:
+        try:
+            yield from found
+        except (UserError, KeyboardInterrupt, GeneratorExit):
+            raise
+        except BaseException as error:
+            raise _broken(self.entry, "fails", error) from error
 
 
 def giver(entry: EntryPoint) -> str:
@@ -155,13 +254,27 @@ def offer(entry: EntryPoint) -> str:
     return f"{giver(entry)} offers '{entry.name} = {entry.value}' in {entry.group}"
 
 
-def instance_of(kind: type[T]) -> Callable[[EntryPoint, Any], T]:
-    """Return a `read` of `Registry` for objects of a class."""
+def instance_of(
+    kind: type[T], **results: type | tuple[type, ...]
+) -> Callable[[EntryPoint, Any], T]:
+    """Return a `read` of `Registry` for objects of a class.
+
+    If it is a dataclass, then the functions in an object of another package name the package when
+    they fail, or when they return something else than `results` says of them.
+    """
 
     def read(entry: EntryPoint, found: Any) -> T:
         if not isinstance(found, kind):
             raise TypeError(f"is {_described(found)}, not a {kind.__name__}")
-        return found
+        if entry.dist is None or not dataclasses.is_dataclass(found):
+            return found
+        values = {each.name: getattr(found, each.name) for each in dataclasses.fields(found)}
+        guarded = {
+            name: _Guarded(entry, value, results.get(name, object))
+            for name, value in values.items()
+            if callable(value)
+        }
+        return cast("T", dataclasses.replace(cast("Any", found), **guarded))
 
     return read
 

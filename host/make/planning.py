@@ -122,7 +122,7 @@ def fastest_shards(
     """
     found: list[Found] = []
     refused = []
-    for strategy in STRATEGIES.names():
+    for strategy in STRATEGIES.usable():
         kind = STRATEGIES[strategy]
         if not kind.is_tried or len(request.cluster.devices) < kind.least_devices:
             continue

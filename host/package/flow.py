@@ -96,6 +96,6 @@ FLOWS: Registry[Flow] = Registry(
         "pynq": "fpgapipe.host.package.pynq:FLOW",
         "litex": "fpgapipe.host.package.litex:FLOW",
     },
-    instance_of(Flow),
+    instance_of(Flow, how_to=str, tools=str),
 )
 """The flows by the names that ``--package`` takes."""

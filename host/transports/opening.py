@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from fpgapipe.boards.cluster import load_cluster
 from fpgapipe.errors import UserError
-from fpgapipe.host.driver.transport import BoardTransport
+from fpgapipe.host.driver.transport import BoardTransport, Transport
 from fpgapipe.plugins import Registry, subclass_of
 
 if TYPE_CHECKING:
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from fpgapipe.boards.address import Address
     from fpgapipe.boards.cluster import Cluster
     from fpgapipe.boards.schema import Board
-    from fpgapipe.host.driver.transport import Transport
     from fpgapipe.partition.plan import Plan
 
 
@@ -74,7 +73,8 @@ def open_device(kind: str, name: str, address: Address, board: Board, folder: Pa
         If the device cannot be opened, or its agent has another one under this name.
     """
     if address.agent is None:
-        return TRANSPORTS[kind].open(address, board, folder)
+        opens = TRANSPORTS.guarded(kind, TRANSPORTS[kind].open, Transport)
+        return cast("Transport", opens(address, board, folder))
     from fpgapipe.host.transports.agent import AgentTransport
     from fpgapipe.host.transports.agent_secrets import token_from
 

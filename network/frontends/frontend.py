@@ -6,13 +6,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from fpgapipe.errors import FileError
+from fpgapipe.network.graph import Graph
 from fpgapipe.plugins import Registry, instance_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
-
-    from fpgapipe.network.graph import Graph
 
 
 @dataclass(frozen=True)
@@ -78,12 +77,12 @@ FRONTENDS: Registry[Frontend] = Registry(
         "txt": Frontend("a PipeDream profile", _pipedream),
         "pt2": Frontend("", _exported),
     },
-    instance_of(Frontend),
+    instance_of(Frontend, read=Graph),
 )
 """The formats by the suffixes of files, in small letters and without the dot."""
 
 
 def listed() -> dict[str, str]:
     """What the files are that can be read, by their suffixes with the dot."""
-    whats = {f".{name}": FRONTENDS[name].what for name in FRONTENDS.names()}
+    whats = {f".{name}": FRONTENDS[name].what for name in FRONTENDS.usable()}
     return {suffix: what for suffix, what in whats.items() if what}

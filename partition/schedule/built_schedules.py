@@ -6,7 +6,7 @@ from fpgapipe.partition.schedule.schedule_kinds import SCHEDULES
 
 def built_schedules() -> tuple[str, ...]:
     """Names of the kinds of schedules for which programs can be made."""
-    return tuple(name for name in SCHEDULES.names() if not SCHEDULES[name].why_not_built)
+    return tuple(name for name in SCHEDULES.usable() if not SCHEDULES[name].why_not_built)
 
 
 def check_schedule_kind(kind: str) -> None:

@@ -456,7 +456,7 @@ def _work(times: StageTimes) -> tuple[NDArray[np.float64], float]:
 
 
 def _kind(entry: EntryPoint, found: object) -> ScheduleKind:
-    kind = instance_of(ScheduleKind)(entry, found)
+    kind = instance_of(ScheduleKind, make=Schedule, model=ScheduleModel)(entry, found)
     if kind.name != entry.name:
         raise TypeError(f"has the name {kind.name!r} of its own")
     return kind
@@ -514,12 +514,12 @@ def schedule_kind(name: str) -> ScheduleKind:
 
 def tried_schedules() -> tuple[str, ...]:
     """Names of the schedules that are tried unless the user asks for one."""
-    return tuple(name for name in SCHEDULES.names() if SCHEDULES[name].is_tried)
+    return tuple(name for name in SCHEDULES.usable() if SCHEDULES[name].is_tried)
 
 
 def compared_schedules() -> tuple[str, ...]:
     """Names of the schedules that comparisons of ways to train have."""
-    return tuple(name for name in SCHEDULES.names() if SCHEDULES[name].is_compared)
+    return tuple(name for name in SCHEDULES.usable() if SCHEDULES[name].is_compared)
 
 
 def num_engines_of(name: str) -> int:

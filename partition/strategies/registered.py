@@ -45,6 +45,6 @@ STRATEGIES: Registry[Strategy] = Registry(
         "layerwise": Strategy(plan_layerwise, is_tried=True),
         "hybrid": Strategy(partial(_without_search, plan_hybrid), is_tried=True, least_devices=3),
     },
-    instance_of(Strategy),
+    instance_of(Strategy, search=tuple),
 )
 """All strategies."""

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import sys
 from typing import TYPE_CHECKING
 
+from fpgapipe import plugins
 from fpgapipe.host.backends import torch_reference
 from fpgapipe.lowering.units import registry
 from fpgapipe.network.frontends.onnx import onnx_translation
@@ -40,6 +42,20 @@ def forgotten(site: Path) -> Iterator[None]:
             del POINTWISE_OPERATIONS[key]
         for name in names:
             del sys.modules[name]
+
+
+@contextlib.contextmanager
+def left_out() -> Iterator[list[str]]:
+    """Gather the messages about what is left out, as if none had come before."""
+    plugins._leave_out.cache_clear()
+    found: list[str] = []
+    handler = logging.Handler(logging.WARNING)
+    handler.emit = lambda record: found.append(record.getMessage())  # type: ignore[method-assign]
+    plugins.logger.addHandler(handler)
+    try:
+        yield found
+    finally:
+        plugins.logger.removeHandler(handler)
 
 
 def install(

@@ -1,13 +1,16 @@
 """What other packages offer: found by name, imported late, and refused in full sentences."""
 
+import dataclasses
 import importlib
+import re
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 from package_cases import target_of
-from plugin_cases import forgotten, install
+from plugin_cases import forgotten, install, left_out
 
 from fpgapipe.boards.address import Address
 from fpgapipe.boards.cluster import chain_of
@@ -26,7 +29,8 @@ from fpgapipe.host.transports.opening import (
 from fpgapipe.network.graph import NetworkError
 from fpgapipe.network.graph_json import from_json, to_json
 from fpgapipe.network.load import load_network
-from fpgapipe.network.operators.others import load_operators
+from fpgapipe.network.operators import Conv
+from fpgapipe.network.operators.others import load_operators, operator_class
 from fpgapipe.network.zoo.layers import Network
 from fpgapipe.plugins import Registry, instance_of, subclass_of
 
@@ -84,6 +88,8 @@ MEND = "; mend the package fpgapipe_test_paint, or uninstall it"
     [
         ("1 / 0", "cannot be imported: ZeroDivisionError: 'division by zero'"),
         ("raise SystemExit(3)", "cannot be imported: SystemExit: '3'"),
+        ("raise BaseException('odd')", "cannot be imported: BaseException: 'odd'"),
+        ("class E(Exception):\n  __str__ = None\nraise E", "cannot be imported: E: 'no text'"),
         ("TEAL = 'blue'", "is str, not a int"),
         ("class TEAL: pass", "is the class TEAL, not a int"),
     ],
@@ -94,6 +100,61 @@ def test_a_broken_package(site, text, what):
         COLOURS["teal"]
     assert str(raised.value) == OFFERED + what + MEND
     assert COLOURS["red"] == 1
+
+
+def test_what_is_broken_is_left_out_where_all_are_gone_through(site):
+    offer(site, TEAL, "raise SystemExit")
+    with left_out() as found:
+        assert COLOURS.usable() == ["red", "digits", "big"]
+        assert COLOURS.usable() == ["red", "digits", "big"]
+    assert found == [f"left out: {OFFERED}cannot be imported: SystemExit: ''{MEND}"]
+
+
+def test_ctrl_c_is_no_fault_of_a_package(site):
+    offer(site, TEAL, "raise KeyboardInterrupt")
+    with pytest.raises(KeyboardInterrupt):
+        COLOURS.usable()
+
+
+@dataclasses.dataclass(frozen=True)
+class Shade:
+    darker: Callable[[int], int]
+    steps: Callable[[], Iterator[int]]
+
+
+SHADES: Registry[Shade] = Registry(GROUP, "shade", {}, instance_of(Shade, darker=int))
+SHADE = """
+from test_plugins import Shade
+def darker(value):
+    {darker}
+def steps():
+    yield 1
+    {steps}
+TEAL = Shade(darker, steps)
+"""
+
+
+@pytest.mark.parametrize(
+    ("darker", "what"),
+    [
+        ("return 1 / value", "fails: ZeroDivisionError: 'division by zero'"),
+        ("import sys; sys.exit(4)", "fails: SystemExit: '4'"),
+        ("return 'black'", "fails: TypeError: 'it returns str, not int'"),
+    ],
+)
+def test_functions_that_fail(site, darker, what):
+    offer(site, TEAL, SHADE.format(darker=darker, steps="raise BaseException('white')"))
+    with pytest.raises(UserError) as raised:
+        SHADES["teal"].darker(0)
+    assert str(raised.value) == OFFERED + what + MEND
+    with pytest.raises(UserError, match=r"which fails: BaseException: 'white'"):
+        list(SHADES["teal"].steps())
+
+
+def test_functions_that_work(site):
+    offer(site, TEAL, SHADE.format(darker="return value - 1", steps="yield 2"))
+    assert SHADES["teal"].darker(7) == 6
+    assert list(SHADES["teal"].steps()) == [1, 2]
 
 
 def test_an_object_that_is_not_there(site):
@@ -152,7 +213,9 @@ class Modelled(ModelledTransport, BoardTransport):
 
     @classmethod
     def open(cls, address, board, folder):
-        return (cls.name, address.device, board.name)
+        way = object.__new__(cls)
+        way.opened = (cls.name, address.device, board.name)
+        return way if address.device != "none" else None
 """
 
 
@@ -167,7 +230,9 @@ def test_a_transport(site, name):
         return
     assert backend_names()[-1] == name
     opened = open_device(name, "card", Address(device="7"), load_board("u280"), site)
-    assert opened == (name, "7", "u280")
+    assert opened.opened == (name, "7", "u280")
+    with pytest.raises(UserError, match=r"which fails: TypeError: 'it returns NoneType, n"):
+        open_device(name, "card", Address(device="none"), load_board("u280"), site)
     assert name in CliRunner().invoke(cli, ["run", "--help"]).output
 
 
@@ -272,8 +337,12 @@ def test_an_operator_that_there_is_already(site, name, kind):
     text = MARK.format(name=name, kind=kind)
     entries = {"fpgapipe.operators": {"mark": "fpgapipe_test_mark.mark"}}
     install(site, "fpgapipe_test_mark", {"mark.py": text}, entries)
-    with pytest.raises(UserError, match=r"there is an operator Conv \(conv\) already"):
+    with left_out() as found:
         load_operators()
+        load_operators()
+    assert len(found) == 1
+    assert "ValueError: 'there is an operator Conv (conv) already'; mend the package" in found[0]
+    assert operator_class("Conv") is Conv
 
 
 @pytest.mark.parametrize(
@@ -293,5 +362,7 @@ def test_what_an_operator_has_already(site, call, what):
     text += f"from fpgapipe.{call}\nregister(kind)(print)\n"
     entries = {"fpgapipe.operators": {"mark": "fpgapipe_test_again.again"}}
     install(site, "fpgapipe_test_again", {"again.py": text}, entries)
-    with pytest.raises(UserError, match=rf"ValueError: .* has a {what} already"):
+    with left_out() as found:
         load_operators()
+    assert len(found) == 1
+    assert re.search(rf"ValueError: .* has a {what} already", found[0])
