@@ -22,6 +22,7 @@ from fpgapipe.garbage import end_after_command
 from fpgapipe.host.backends.ranks import are_several, let_launcher_end, on_all_ranks
 from fpgapipe.host.cli.lazy_group import LazyGroup
 from fpgapipe.host.cli.options.options import discard_output, verbosity_options
+from fpgapipe.host.terminal.escapes import escaping
 from fpgapipe.host.terminal.interrupts import terminations
 from fpgapipe.sim_tb.substitutes.simulation import OF_COMMANDS, VARIABLE
 
@@ -83,7 +84,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     _prepare_streams()
     if argv is None:
         end_after_command()
-    with terminations() as come:
+    with escaping(), terminations() as come:
         code = _on_ranks(argv, come) if are_several() else _main(argv, come)
     return 128 + come[0] if come and code == EXIT_INTERRUPTED else code
 

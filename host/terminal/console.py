@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from fpgapipe.host.terminal.escapes import escaped
 from fpgapipe.output import beside_output
 
 if TYPE_CHECKING:
@@ -42,8 +43,9 @@ class Table:
     @property
     def _columns(self) -> Iterator[tuple[bool, list[str]]]:
         """Whether each column is aligned to the right, and its heading and cells."""
-        cells = [[str(cell) for cell in row] for row in self.rows]
-        for heading, *texts in zip(self.headings.split("|"), *cells, strict=True):
+        cells = [[escaped(str(cell), is_cell=True) for cell in row] for row in self.rows]
+        headings = escaped(self.headings, is_cell=True).split("|")
+        for heading, *texts in zip(headings, *cells, strict=True):
             yield heading.startswith(">"), [heading.removeprefix(">"), *texts]
 
     def __str__(self) -> str:
@@ -51,7 +53,7 @@ class Table:
         for is_number, texts in self._columns:
             align = ">" if is_number else "<"
             columns.append([f"{each:{align}{max(map(len, texts))}}" for each in texts])
-        lines = [self.title] if self.title else []
+        lines = [escaped(self.title)] if self.title else []
         lines += ["  ".join(row).rstrip() for row in zip(*columns, strict=True)]
         return "\n".join(lines)
 
@@ -69,11 +71,13 @@ class Table:
         from rich.table import Table as Drawn
         from rich.text import Text
 
-        table = Drawn(title=self.title or None, box=box.SIMPLE_HEAD, title_justify="left")
+        # A text, unlike a string, has no markup of rich's, such as links.
+        title = Text(escaped(self.title)) if self.title else None
+        table = Drawn(title=title, box=box.SIMPLE_HEAD, title_justify="left")
         columns = list(self._columns)
         for is_number, texts in columns:
             table.add_column(
-                texts[0],
+                Text(texts[0]),
                 justify="right" if is_number else "left",
                 no_wrap=is_number,
                 min_width=max(map(len, " ".join(texts).split()), default=0),
@@ -148,7 +152,7 @@ def progress(kind: str = "auto") -> Iterator[Display]:
         )
 
         with Progress(
-            TextColumn("{task.description}"),
+            TextColumn("{task.description}", markup=False),
             BarColumn(),
             MofNCompleteColumn(),
             TimeElapsedColumn(),
@@ -187,7 +191,8 @@ class _StandardError(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
-            print(self.format(record), file=sys.stderr, flush=True)
+            # A progress display draws what is printed while it runs.
+            print(escaped(self.format(record)), file=sys.stderr, flush=True)
         except Exception:
             self.handleError(record)
 

@@ -11,6 +11,8 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+from fpgapipe.host.terminal.escapes import escaped
+
 if TYPE_CHECKING:
     from rich.progress import Progress as Bar
 
@@ -76,7 +78,10 @@ class Display:
             self._total = total
         if self._bar and self._task is not None:
             self._bar.update(
-                self._task, description=self._what, completed=self._done, total=self._total
+                self._task,
+                description=escaped(self._what, is_cell=True),
+                completed=self._done,
+                total=self._total,
             )
 
     def count(self, done: float, total: float) -> None:
