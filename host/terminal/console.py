@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from fpgapipe.host.terminal.escapes import escaped
+from fpgapipe.host.terminal.escapes import escaped, escaping, unescaped
 from fpgapipe.output import beside_output
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ class Table:
             )
         for row in list(zip(*(texts for _, texts in columns), strict=True))[1:]:
             table.add_row(*map(Text, row))
-        console = Console()
+        console = Console(file=unescaped(sys.stdout))
         needed = console.measure(table).minimum
         console.print(table, width=max(console.width, needed), crop=False)
 
@@ -133,7 +133,7 @@ def progress(kind: str = "auto") -> Iterator[Display]:
 
     from fpgapipe.host.terminal.progress import Display, lines_of
 
-    console = Console(stderr=True)
+    console = Console(file=unescaped(sys.stderr), stderr=True)
     is_quiet = logging.getLogger("fpgapipe").getEffectiveLevel() > logging.INFO
     if kind == "none" or (is_quiet and kind != "json"):
         yield Display()
@@ -151,14 +151,15 @@ def progress(kind: str = "auto") -> Iterator[Display]:
             TimeRemainingColumn,
         )
 
-        with Progress(
+        bar = Progress(
             TextColumn("{task.description}", markup=False),
             BarColumn(),
             MofNCompleteColumn(),
             TimeElapsedColumn(),
             TimeRemainingColumn(),
             console=console,
-        ) as bar:
+        )
+        with bar, escaping():  # as the bar draws all that is printed meanwhile
             yield Display(bar)
 
 
@@ -191,7 +192,6 @@ class _StandardError(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
-            # A progress display draws what is printed while it runs.
             print(escaped(self.format(record)), file=sys.stderr, flush=True)
         except Exception:
             self.handleError(record)

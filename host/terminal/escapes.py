@@ -47,7 +47,7 @@ class EscapingStream:
     """
 
     def __init__(self, stream: TextIO) -> None:
-        self.rich_proxied_file = stream  # the name under which rich looks for what it writes to
+        self.rich_proxied_file = stream  # the name that rich's own streams have for it
 
     def write(self, text: str) -> int:
         """Write a text, and return its length."""
@@ -66,6 +66,13 @@ class EscapingStream:
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.rich_proxied_file)
+
+
+def unescaped(stream: TextIO) -> TextIO:
+    """Return the stream itself that is behind one that escapes, and behind those of rich."""
+    while (inner := getattr(stream, "rich_proxied_file", None)) is not None:
+        stream = inner
+    return stream
 
 
 @contextlib.contextmanager

@@ -112,4 +112,5 @@ def test_what_rich_draws():
     assert r"\x1b]0;title" in text
     for sequence in ("\x1b[2J", "\x1b]", "\x07", "\x9b", "\x08", "\u202e", "\x7f", "\u2028"):
         assert sequence not in text, repr(sequence)
-    assert "\r" in text  # rich itself draws
+    assert "\x1b[2K" in text  # rich itself draws
+    assert r"\x1b[2K" not in text
