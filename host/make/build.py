@@ -42,7 +42,7 @@ from fpgapipe.partition.cost.cores import RESOURCES
 from fpgapipe.partition.explore.explorer import Request
 from fpgapipe.partition.explore.planned import one_link_each, with_larger_scratchpads
 from fpgapipe.partition.plan import Plan
-from fpgapipe.partition.pricing.best_plan import best_plan
+from fpgapipe.partition.pricing.best_plan import BestPlan, best_plan
 from fpgapipe.partition.pricing.plan_cores import core_specs
 from fpgapipe.partition.schedule.built_schedules import check_schedule_kind
 from fpgapipe.partition.schedule.schedule_kinds import make_schedule, tried_schedules
@@ -63,6 +63,8 @@ class Built(Result):
         The question that the plan answers.
     hardware : bool
         Whether there is Verilog.
+    compared : str
+        What the plan was compared with, and what the fastest one would be, if it is a pipeline.
     """
 
     RECORDS: ClassVar[str] = "resources"
@@ -71,6 +73,7 @@ class Built(Result):
     verification: Verification
     request: Request
     hardware: bool = True
+    compared: str = ""
 
     def to_dict(self) -> dict[str, Any]:
         """The plan, the resources of the cores, and what the memories are used for."""
@@ -80,11 +83,14 @@ class Built(Result):
             "resources": self.build.resources,
             "memory_use": self.build.memory_use,
             "verification": str(self.verification),
+            "compared_by": self.compared or None,
         }
 
     def shown(self) -> Iterator[Table | str]:
         """The plan, resources, memory, what was compared, and where the build is."""
         yield from plan_parts(self.build.plan, self.build.cluster)
+        if self.compared:
+            yield self.compared
         yield ""
         yield self._resources
         yield ""
@@ -97,10 +103,15 @@ class Built(Result):
         yield f"written to {folder}; 'fpgapipe run {where}' runs it"
 
     @property
+    def _stages(self) -> list[int]:
+        """Number of the stage of each device."""
+        return self.build.plan.stage_numbers
+
+    @property
     def _resources(self) -> Table:
         """The resources that each device's core takes, and their limits on its board."""
         rows = []
-        for stage, each in enumerate(self.build.resources):
+        for stage, each in zip(self._stages, self.build.resources, strict=True):
             used, limits = each["used"], each["limits"]
             cells = [
                 f"{count(used[name])} of {count(limits[name])}"
@@ -123,7 +134,7 @@ class Built(Result):
                 *(scaled(each.get(name, 0), "B", 1024) for name in names),
                 scaled(sum(each.values()), "B", 1024),
             )
-            for stage, each in enumerate(use)
+            for stage, each in zip(self._stages, use, strict=True)
         ]
         heads = "|>".join([">stage", *(name.value for name in names), "all"])
         title = "what the memory of each device is used for, at the fullest moment"
@@ -353,14 +364,15 @@ class _Making:
         """Plan a pipeline and make it, with larger scratchpads until every layer fits."""
         with contextlib.ExitStack() as stack:
             begun = Begun(stack)
-            plan = self.planned()
+            found = self.planned()
+            plan = found.plan
             if self.hardware:
                 is_large = sum(node.macs for node in plan.nodes) >= LARGE_MACS
                 with contextlib.suppress(UserError):  # another plan may have cores that can be made
                     begun.begin(list(dict.fromkeys(core_specs(plan))), is_large=is_large)
             while True:
                 try:
-                    return self.of(plan, begun)
+                    return dataclasses.replace(self.of(plan, begun), compared=found.compared)
                 except UserError as error:
                     fits = not isinstance(error.__cause__, NoRoom)
                     larger = None if fits else with_larger_scratchpads(plan, self.request.cluster)
@@ -368,9 +380,9 @@ class _Making:
                         raise
                     plan = larger
 
-    def planned(self) -> Plan:
+    def planned(self) -> BestPlan:
         """The best plan of a pipeline with the smallest core that is nearly as fast."""
-        return best_pipeline(self.request, self.network, smallest=True, progress=self.progress).plan
+        return best_pipeline(self.request, self.network, smallest=True, progress=self.progress)
 
     def faster_shards(self) -> Plan | None:
         """The best plan with shards, if it is faster than the best pipeline."""
@@ -382,7 +394,7 @@ class _Making:
         if best is None:
             return None
         try:
-            plan = self.planned()
+            plan = self.planned().plan
         except UserError:
             return best
         return best if rank(best) < rank(plan) else None
