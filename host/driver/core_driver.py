@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -40,6 +41,9 @@ WORD_BYTES = 64
 
 LEAST_WRITES = 20_000
 """Words that are written to a memory one by one, at least, to see whether one is lost."""
+
+WRITES_S = 5.0
+"""Seconds after which no further one is written: a serial line takes some 20 ms for each."""
 
 
 class DeviceFault(UserError):
@@ -184,7 +188,7 @@ class CoreDriver:
         -------
         (int, int)
             Number of distances, and number of words that were written one by one: so many that a
-            way which loses one of 10,000 is found.
+            way which loses one of 10,000 is found, unless it takes longer than `WRITES_S`.
 
         Raises
         ------
@@ -217,11 +221,15 @@ class CoreDriver:
 
     def _check_writes(self, base: int, count: int) -> int:
         """Write so many words one by one, as often as it takes, and read them back together."""
-        rounds = -(-LEAST_WRITES // count)
-        for number in range(rounds):
-            written = _words_for(base + number, count)
+        done, last_s = 0, time.monotonic() + WRITES_S
+        while done < LEAST_WRITES and (not done or time.monotonic() < last_s):
+            written = _words_for(base + done, count)
             for at in range(0, written.size, WORD_BYTES):
                 self.transport.write(base + at, written[at : at + WORD_BYTES])
+                done += 1
+                if time.monotonic() > last_s:
+                    written = written[: at + WORD_BYTES]
+                    break
             wrong = np.flatnonzero(self.transport.read(base, written.size) != written)
             if wrong.size:
                 lost = np.unique(wrong // WORD_BYTES)
@@ -231,7 +239,7 @@ class CoreDriver:
                     "what was written one by one: the way to its memory loses or changes data now "
                     "and then; look at whether the design meets its clocks, and at the bus"
                 )
-        return rounds * count
+        return done
 
     # ------------------------------------------------------------------ links
 

@@ -38,7 +38,7 @@ With the addresses of all devices in a cluster file `lab.yaml`, from the folder 
 
 1. `fpgapipe bringup . {way}` tries core, registers, memory, what the core
    sees of the memory, and each link, and says of each step that fails what to look at. Most of its
-   time goes into 20,000 single writes to each memory.
+   time goes into single writes to each memory, 20,000 or five seconds.
 2. `fpgapipe run . {way} --data random --steps 3 --check model` trains three
    steps; each must leave the same bits as the bit-exact model.
 3. `fpgapipe report .` shows the cycles of those steps beside the predicted ones. If they differ by
