@@ -11,6 +11,7 @@ from fpgapipe.hw.hls_models.model.registers import LINK_COUNTERS
 from fpgapipe.hw.hls_models.model.sequencer import SequencerSpec
 from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec
 from fpgapipe.hw.hls_models.spec.link import LinkState
+from fpgapipe.hw.hls_models.spec.on_chip import OnChipSpec
 from fpgapipe.hw.rtl.control.registers import Registers
 from fpgapipe.hw.rtl.control.sequencer import Sequencer
 from fpgapipe.hw.rtl.dma.link_dma import ReceiveEngine, SendEngine
@@ -20,8 +21,8 @@ from fpgapipe.hw.rtl.dma.store import StoreEngine
 from fpgapipe.hw.rtl.gemm.gemm_engine import GemmEngine
 from fpgapipe.hw.rtl.lib.axi import ReadArbiter, WriteArbiter, connect_flat, flat_members
 from fpgapipe.hw.rtl.lib.modules import own_module
-from fpgapipe.hw.rtl.link.link import LinkEngine
 from fpgapipe.hw.rtl.link.link_clock import ClockMeter
+from fpgapipe.hw.rtl.link.on_chip import engine_class
 from fpgapipe.hw.rtl.vector.vector_engine import VectorEngine
 from fpgapipe.hw.rtl.vector.vector_source import reads_parts
 
@@ -42,14 +43,17 @@ _EVENT_NAMES = {
 def _stream_members(number, link):
     """Return the ports of a link, with the names that tools look for."""
     members: dict[str, Any] = {}
+    of_frames = not isinstance(link, OnChipSpec)
     for prefix, to, back in ((f"m_axis_link{number}", Out, In), (f"s_axis_link{number}", In, Out)):
         members |= {
             f"{prefix}_tdata": to(8 * link.phy_bytes),
-            f"{prefix}_tkeep": to(link.phy_bytes),
-            f"{prefix}_tlast": to(1),
+            **({f"{prefix}_tkeep": to(link.phy_bytes)} if of_frames else {}),
+            **({f"{prefix}_tlast": to(1)} if of_frames else {}),
             f"{prefix}_tvalid": to(1),
             f"{prefix}_tready": back(1),
         }
+    if not of_frames:
+        return members
     prefix = f"s_axis_clock{number}"
     return members | {
         f"{prefix}_tdata": In(8),
@@ -85,10 +89,10 @@ class Device(wiring.Component):
     m_axis_link{n}_*, s_axis_link{n}_* :
         AXI4-Streams of link `n` to and from its PHY: tdata, tkeep, tlast, tvalid and tready. tready
         of the stream from the PHY is always 1. A reset of the core or the start of a program does
-        not change a link.
+        not change a link. An on-chip link leads to another core and has neither tkeep nor tlast.
     s_axis_clock{n}_* :
         AXI4-Stream of ticks of the clock of link `n`'s PHY (docs/links.md). tready is always 1, and
-        tdata is not looked at.
+        tdata is not looked at. An on-chip link has none.
     irq : Out(1)
         High while a bit of IRQ_ENABLE and its bit of STATUS are 1.
     """
@@ -298,7 +302,7 @@ class Device(wiring.Component):
             # Ends with equal specs share a module. They are not in the core's domain, so words that
             # are under way survive the start of a program.
             name = f"link_engine{spec.links.index(link)}"
-            engine = LinkEngine(link)
+            engine = engine_class(link)(link)
             m.submodules[f"link{number}"] = in_device(own_module(engine, name))
             send, receive = SendEngine(spec), ReceiveEngine(spec)
             m.submodules[f"send{number}"] = in_core(own_module(send, "send_engine"))
@@ -309,7 +313,6 @@ class Device(wiring.Component):
                 wiring.connect(m, channel, receiver)
             wiring.connect(m, send.axi, self._arbiter.masters[2 + number])
             wiring.connect(m, receive.axi, self._writes.masters[1 + number])
-            m.submodules[f"clock{number}"] = meter = in_device(ClockMeter())
             down = Signal(name=f"down{number}")
             gone = (LinkState.OFF, LinkState.PEER_RESET, LinkState.MISMATCH)
             m.d.device += down.eq(Cat(engine.state == state for state in gone).any())
@@ -335,27 +338,9 @@ class Device(wiring.Component):
                     f"link{number}_{kind}_wait_link": client.waits,
                 }
 
-            out, into, clock = (
-                f"{prefix}{number}" for prefix in ("m_axis_link", "s_axis_link", "s_axis_clock")
-            )
             port = registers.links[number]
+            self._connect_phy(m, number, engine, port)
             m.d.comb += [
-                meter.valid.eq(getattr(self, f"{clock}_tvalid")),
-                getattr(self, f"{clock}_tready").eq(1),
-                port.ticks.eq(meter.ticks),
-                port.ticks_known.eq(meter.known),
-                getattr(self, f"{out}_tvalid").eq(engine.tx.valid),
-                getattr(self, f"{into}_tready").eq(engine.rx.ready),
-                engine.tx.ready.eq(getattr(self, f"{out}_tready")),
-                engine.rx.valid.eq(getattr(self, f"{into}_tvalid")),
-                *(
-                    getattr(self, f"{out}_t{part}").eq(getattr(engine.tx.payload, part))
-                    for part in ("data", "keep", "last")
-                ),
-                *(
-                    getattr(engine.rx.payload, part).eq(getattr(self, f"{into}_t{part}"))
-                    for part in ("data", "keep", "last")
-                ),
                 *(getattr(engine, part).eq(getattr(port, part)) for part in _FROM_REGISTERS),
                 *(getattr(port, part).eq(getattr(engine, part)) for part in _TO_REGISTERS),
             ]
@@ -375,3 +360,33 @@ class Device(wiring.Component):
             for shown, queue in zip(sequencer.queues, registers.queues, strict=True):
                 wiring.connect(m, shown, queue)
         return events
+
+    def _connect_phy(self, m, number, engine, port):
+        """Connect a link's streams to the ports, and the clock's ticks to the registers."""
+        out, into, clock = (
+            f"{prefix}{number}" for prefix in ("m_axis_link", "s_axis_link", "s_axis_clock")
+        )
+        m.d.comb += [
+            getattr(self, f"{out}_tvalid").eq(engine.tx.valid),
+            getattr(self, f"{into}_tready").eq(engine.rx.ready),
+            engine.tx.ready.eq(getattr(self, f"{out}_tready")),
+            engine.rx.valid.eq(getattr(self, f"{into}_tvalid")),
+        ]
+        if isinstance(engine.spec, OnChipSpec):
+            m.d.comb += [
+                getattr(self, f"{out}_tdata").eq(engine.tx.payload),
+                engine.rx.payload.eq(getattr(self, f"{into}_tdata")),
+            ]
+            return
+        m.submodules[f"clock{number}"] = meter = DomainRenamer("device")(ClockMeter())
+        m.d.comb += [
+            meter.valid.eq(getattr(self, f"{clock}_tvalid")),
+            getattr(self, f"{clock}_tready").eq(1),
+            port.ticks.eq(meter.ticks),
+            port.ticks_known.eq(meter.known),
+        ]
+        for part in ("data", "keep", "last"):
+            m.d.comb += [
+                getattr(self, f"{out}_t{part}").eq(getattr(engine.tx.payload, part)),
+                getattr(engine.rx.payload, part).eq(getattr(self, f"{into}_t{part}")),
+            ]

@@ -24,7 +24,7 @@
 namespace {
 
 constexpr unsigned max_links = 4;
-constexpr unsigned max_phy_bytes = 64;
+constexpr unsigned max_phy_bytes = 68;  // of an on-chip link; its beats keep 64 of them
 constexpr unsigned tick_cycles = 16;  // TICK_CYCLES of link_clock.py
 
 // A beat as it is passed between libraries; it has the layout of native_library.py's RawBeat.
@@ -233,6 +233,30 @@ FPGAPIPE_CLOCK_PINS(2)
 FPGAPIPE_CLOCK_PINS(3)
 #undef FPGAPIPE_CLOCK_PINS
 
+// Bytes that a beat of link port N keeps, and whether it ends a frame; streams of on-chip links have
+// no signals for either.
+template <class V, unsigned N, class = void>
+struct FramePins {
+    static uint64_t keep(V&) { return ~uint64_t{0}; }
+    static bool last(V&) { return true; }
+    static void give(V&, uint64_t, bool) {}
+};
+#define FPGAPIPE_FRAME_PINS(N)                                                                  \
+    template <class V>                                                                          \
+    struct FramePins<V, N, std::void_t<decltype(std::declval<V&>().m_axis_link##N##_tkeep)>> {  \
+        static uint64_t keep(V& t) { return t.m_axis_link##N##_tkeep; }                         \
+        static bool last(V& t) { return t.m_axis_link##N##_tlast; }                             \
+        static void give(V& t, uint64_t keep, bool last) {                                      \
+            t.s_axis_link##N##_tkeep = keep;                                                    \
+            t.s_axis_link##N##_tlast = last;                                                    \
+        }                                                                                       \
+    };
+FPGAPIPE_FRAME_PINS(0)
+FPGAPIPE_FRAME_PINS(1)
+FPGAPIPE_FRAME_PINS(2)
+FPGAPIPE_FRAME_PINS(3)
+#undef FPGAPIPE_FRAME_PINS
+
 // The signals of link port N of a design; without specialization if the design has no such port.
 template <class V, unsigned N, class = void>
 struct LinkPins {
@@ -244,13 +268,10 @@ struct LinkPins {
         static constexpr unsigned bytes =                                                       \
             sizeof(std::remove_reference_t<decltype(std::declval<V&>().m_axis_link##N##_tdata)>); \
         static auto& tx_data(V& t) { return t.m_axis_link##N##_tdata; }                         \
-        static auto& tx_keep(V& t) { return t.m_axis_link##N##_tkeep; }                         \
-        static auto& tx_last(V& t) { return t.m_axis_link##N##_tlast; }                         \
+        using Frame = FramePins<V, N>;                                                          \
         static auto& tx_valid(V& t) { return t.m_axis_link##N##_tvalid; }                       \
         static auto& tx_ready(V& t) { return t.m_axis_link##N##_tready; }                       \
         static auto& rx_data(V& t) { return t.s_axis_link##N##_tdata; }                         \
-        static auto& rx_keep(V& t) { return t.s_axis_link##N##_tkeep; }                         \
-        static auto& rx_last(V& t) { return t.s_axis_link##N##_tlast; }                         \
         static auto& rx_valid(V& t) { return t.s_axis_link##N##_tvalid; }                       \
         static auto& rx_ready(V& t) { return t.s_axis_link##N##_tready; }                       \
         static void tick(V& t, bool valid) { ClockPins<V, N>::tick(t, valid); }                 \
@@ -362,8 +383,7 @@ class Links {
             if (!comes) return;
             const LinkBeat& beat = port.arriving.front();
             std::memcpy(&pins.rx_data(t), beat.data, pins.bytes);
-            pins.rx_keep(t) = beat.keep;
-            pins.rx_last(t) = beat.last;
+            decltype(pins)::Frame::give(t, beat.keep, beat.last);
         });
     }
 
@@ -385,8 +405,8 @@ class Links {
                 return;
             }
             LinkBeat beat{};
-            beat.keep = pins.tx_keep(t);
-            beat.last = pins.tx_last(t);
+            beat.keep = decltype(pins)::Frame::keep(t);
+            beat.last = decltype(pins)::Frame::last(t);
             std::memcpy(beat.data, &pins.tx_data(t), pins.bytes);
             if (port.waits && (beat.keep != port.waiting.keep || beat.last != port.waiting.last ||
                                std::memcmp(beat.data, port.waiting.data, pins.bytes) != 0))

@@ -48,7 +48,10 @@ from fractions import Fraction
 from itertools import pairwise
 from typing import NamedTuple
 
-MAX_PHY_BYTES = 64
+from fpgapipe.hw.hls_models.spec.on_chip import ON_CHIP_BYTES
+
+MAX_PHY_BYTES = ON_CHIP_BYTES
+"""Bytes of the widest beat, that of an on-chip link: a word, and 4 more that count for nothing."""
 
 _MASK = 2**64 - 1
 ERRORS, BURSTS, FRAMES, PAUSES = range(4)
@@ -103,7 +106,8 @@ class WireSpec:
     Parameters
     ----------
     phy_bytes : int
-        Bytes per beat: 4, 8, 16, 32 or 64.
+        Bytes per beat: 4, 8, 16, 32, 64, or 68 for an on-chip link. Beats of the latter keep the
+        first 64, and each is a frame.
     bytes_per_cycle : Fraction or int
         Line rate, bytes per cycle. Whatever it is, a port moves at most one beat per cycle.
     latency_cycles : int
@@ -160,8 +164,10 @@ class WireSpec:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if self.phy_bytes not in (4, 8, 16, 32, MAX_PHY_BYTES):
-            raise ValueError(f"wire phy_bytes must be 4, 8, 16, 32 or 64, not {self.phy_bytes!r}")
+        if self.phy_bytes not in (4, 8, 16, 32, 64, MAX_PHY_BYTES):
+            raise ValueError(
+                f"wire phy_bytes must be 4, 8, 16, 32, 64 or 68, not {self.phy_bytes!r}"
+            )
         if not 0 < self.rate <= 1 << 20:
             raise ValueError(
                 f"wire bytes per cycle must be 1/65536..1048576, not {self.bytes_per_cycle!r}"

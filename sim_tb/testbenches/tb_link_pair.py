@@ -10,6 +10,7 @@ from cocotb.triggers import FallingEdge, RisingEdge
 
 from fpgapipe.hw.hls_models.isa.instructions import WORD_BYTES
 from fpgapipe.hw.hls_models.spec.link import NUM_CHANNELS, TRAILER_BYTES, LinkEngineSpec, LinkState
+from fpgapipe.hw.hls_models.spec.on_chip import LinkEndSpec
 from fpgapipe.hw.rtl.link.link import RECEIVE_CYCLES, SEND_CYCLES
 from fpgapipe.sim_tb.drivers.stream import parameters, start
 from fpgapipe.sim_tb.worlds.link_pair import CONTROL, STATUS
@@ -143,7 +144,7 @@ class End:
 class Bench:
     """Both ends and the wires, which are simulated cycle by cycle."""
 
-    def __init__(self, dut: Any, spec: LinkEngineSpec, latency_cycles: tuple[int, int]) -> None:
+    def __init__(self, dut: Any, spec: LinkEndSpec, latency_cycles: tuple[int, int]) -> None:
         self.dut, self.spec, self.cycle = dut, spec, 0
         self.rng = random.Random(cocotb.RANDOM_SEED)
         self.ends = [End(dut, number, self.rng) for number in range(2)]

@@ -6,9 +6,11 @@ from amaranth.hdl import Cat, Module
 from amaranth.lib import data, wiring
 from amaranth.lib.wiring import In, Out
 
-from fpgapipe.hw.hls_models.spec.link import DELIVERED_BITS, NUM_CHANNELS, LinkEngineSpec
+from fpgapipe.hw.hls_models.spec.link import DELIVERED_BITS, NUM_CHANNELS
+from fpgapipe.hw.hls_models.spec.on_chip import LinkEndSpec
 from fpgapipe.hw.rtl.link.link import EVENTS, SEED_BITS
-from fpgapipe.hw.rtl.link.link_beats import beat_layout, word_layout
+from fpgapipe.hw.rtl.link.link_beats import word_layout
+from fpgapipe.hw.rtl.link.on_chip import engine_class
 from fpgapipe.sim_tb.worlds.whole_words import WholeWords
 
 CONTROL = data.StructLayout(
@@ -47,14 +49,15 @@ class LinkPair(wiring.Component):
     status0, status1 : Out(STATUS)
     i00 ... i12, o00 ... o12 : In(word_layout()), Out(word_layout())
         Words of the channels; the digits are the end and the channel.
-    rx0, rx1, tx0, tx1 : In(beat_layout(phy_bytes)), Out(beat_layout(phy_bytes))
+    rx0, rx1, tx0, tx1 : In(beat), Out(beat)
+        Beats, in the layout of the engine.
     seed0, seed1, session0, session1, peer0, peer1
     delivered0, peer_delivered0, last_delivered0, ... : Out(3 * 48)
     """
 
-    def __init__(self, spec: LinkEngineSpec) -> None:
+    def __init__(self, spec: LinkEndSpec) -> None:
         self.spec = spec
-        beat, word = beat_layout(spec.phy_bytes), word_layout()
+        beat, word = engine_class(spec).beat_layout(spec), word_layout()
         members: dict[str, Any] = {}
         for end in range(2):
             members |= {f"control{end}": In(CONTROL), f"status{end}": Out(STATUS)}

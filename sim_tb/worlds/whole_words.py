@@ -6,9 +6,10 @@ from amaranth.hdl import Cat, Module, Signal
 from amaranth.lib import stream, wiring
 from amaranth.lib.wiring import In, Out
 
-from fpgapipe.hw.hls_models.spec.link import NUM_CHANNELS, LinkEngineSpec, LinkState
-from fpgapipe.hw.rtl.link.link import LinkEngine
+from fpgapipe.hw.hls_models.spec.link import NUM_CHANNELS, LinkState
+from fpgapipe.hw.hls_models.spec.on_chip import LinkEndSpec
 from fpgapipe.hw.rtl.link.link_beats import word_layout
+from fpgapipe.hw.rtl.link.on_chip import engine_class
 
 
 class WholeWords(wiring.Component):
@@ -18,9 +19,9 @@ class WholeWords(wiring.Component):
     in which its last part is at the engine's output.
     """
 
-    def __init__(self, spec: LinkEngineSpec) -> None:
+    def __init__(self, spec: LinkEndSpec) -> None:
         self.spec = spec
-        self.engine = LinkEngine(spec)
+        self.engine = engine_class(spec)(spec)
         words = stream.Signature(word_layout())
         members = dict(self.engine.signature.members.items())
         super().__init__(

@@ -241,7 +241,7 @@ def test_ports_of_a_device(library):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"phy_bytes": 12}, "wire phy_bytes must be 4, 8, 16, 32 or 64, not 12"),
+        ({"phy_bytes": 12}, "wire phy_bytes must be 4, 8, 16, 32, 64 or 68, not 12"),
         ({"bytes_per_cycle": 0}, "wire bytes per cycle must be 1/65536..1048576, not 0"),
         ({"latency_cycles": 0}, "wire latency_cycles must be 1..2^32 - 1, not 0"),
         ({"skew_cycles": -1}, "wire skew_cycles must be 0..2^32 - 1, not -1"),

@@ -10,8 +10,9 @@ from enum import StrEnum
 from fpgapipe.hw.hls_models.isa.vector_op import NUM_SCALARS
 from fpgapipe.hw.hls_models.model.sequencer import SequencerSpec
 from fpgapipe.hw.hls_models.spec.core_spec import VERSION, CoreSpec
-from fpgapipe.hw.hls_models.spec.link import DELIVERED_BITS, NUM_CHANNELS, LinkEngineSpec
+from fpgapipe.hw.hls_models.spec.link import DELIVERED_BITS, NUM_CHANNELS
 from fpgapipe.hw.hls_models.spec.link_clock import METER_BITS, METER_CYCLES, TICK_CYCLES
+from fpgapipe.hw.hls_models.spec.on_chip import LinkEndSpec
 
 MAGIC = int.from_bytes(b"FPGP", "little")
 """Value of the register ID."""
@@ -504,7 +505,7 @@ def _link(spec: CoreSpec, link: int) -> Iterator[Register]:
         yield from _counter(offset, name + counter, f"Link {link}: {meaning}")
 
 
-def _link_config(link: LinkEngineSpec) -> tuple[tuple[BitField, ...], int]:
+def _link_config(link: LinkEndSpec) -> tuple[tuple[BitField, ...], int]:
     """Return the fields of a link's CONFIG register, and its value."""
     numbers = [
         ("phy_bytes", 7, "Width of the stream to the PHY.", link.phy_bytes),

@@ -33,7 +33,7 @@ from fpgapipe.hw.hls_models.isa.instructions import (
 )
 from fpgapipe.hw.hls_models.model.dma import burst_words
 from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec
-from fpgapipe.hw.hls_models.spec.link import LinkEngineSpec
+from fpgapipe.hw.hls_models.spec.on_chip import LinkEndSpec
 
 INDEX_BITS = 24
 """Bits of an instruction's number in an engine; 2**24 instructions are a program of a gigabyte."""
@@ -157,7 +157,7 @@ class SequencerSpec:
     def sized(
         cls,
         num_engines: int,
-        links: Sequence[LinkEngineSpec],
+        links: Sequence[LinkEndSpec],
         bus_bytes: int,
         scratchpad_port_bytes: int,
         *,

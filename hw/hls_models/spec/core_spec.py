@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from fpgapipe.hw.hls_models.isa.instructions import MAX_LINKS, WORD_BYTES
-from fpgapipe.hw.hls_models.spec.link import LinkEngineSpec
+from fpgapipe.hw.hls_models.spec.on_chip import LinkEndSpec
 from fpgapipe.hw.hls_models.spec.systolic import SystolicSpec
 
 LEAST_BANK_BYTES = 4 * WORD_BYTES
@@ -132,8 +132,8 @@ class CoreSpec:
         Number of read bursts that may be under way at a time, 1 to 64.
     vector : VectorSpec or None
         The vector engine, if there is one.
-    links : tuple of LinkEngineSpec
-        This device's ends of its links to other devices, at most 4.
+    links : tuple of LinkEngineSpec or OnChipSpec
+        This core's ends of its links to other cores, at most 4.
     counters : bool
         Whether there are counters of what engines wait for, besides those that show progress and
         errors of links.
@@ -153,7 +153,7 @@ class CoreSpec:
     burst_beats: int = 16
     outstanding: int = 64
     vector: VectorSpec | None = None
-    links: tuple[LinkEngineSpec, ...] = ()
+    links: tuple[LinkEndSpec, ...] = ()
     counters: bool = True
 
     def __post_init__(self) -> None:

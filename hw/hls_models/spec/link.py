@@ -208,9 +208,14 @@ class LinkEngineSpec:
         return -(-TRAILER_BYTES // self.beat_bytes)
 
     @property
+    def overhead_bytes(self) -> int:
+        """Bytes of a frame on the wire beside its words."""
+        return TRAILER_BYTES
+
+    @property
     def frame_bytes(self) -> int:
         """Bytes of a full frame on the wire."""
-        return self.frame_words * WORD_BYTES + TRAILER_BYTES
+        return self.frame_words * WORD_BYTES + self.overhead_bytes
 
     @property
     def efficiency(self) -> float:

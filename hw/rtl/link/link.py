@@ -1,7 +1,9 @@
 """Gateware of one end of a link, :mod:`fpgapipe.hw.hls_models.spec.link`."""
 
+from typing import Any
+
 from amaranth.hdl import Cat, Module, Mux, ResetInserter, Signal
-from amaranth.lib import stream, wiring
+from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out
 
 from fpgapipe.hw.hls_models.spec.link import (
@@ -11,6 +13,7 @@ from fpgapipe.hw.hls_models.spec.link import (
     LinkEngineSpec,
     LinkState,
 )
+from fpgapipe.hw.hls_models.spec.on_chip import LinkEndSpec
 from fpgapipe.hw.rtl.lib.axi import Slice
 from fpgapipe.hw.rtl.link.link_beats import Downsizer, Upsizer, beat_layout, word_layout
 from fpgapipe.hw.rtl.link.link_receive import LinkReceiver
@@ -38,12 +41,8 @@ EVENTS = {
 """Events that an engine reports; for each, the bits of the number of times in a cycle."""
 
 
-class LinkEngine(wiring.Component):
-    """Gateware of :class:`~fpgapipe.hw.hls_models.spec.link.LinkEngineSpec`.
-
-    A frame takes `SEND_CYCLES` in the end that sends it and `RECEIVE_CYCLES` in the other. While
-    words wait and `tx.ready` is high, each cycle has a beat. `i.ready` depends on `valid` of the
-    other channels and on registers; no other output depends on an input in the same cycle.
+class SessionEngine(wiring.Component):
+    """An end of a link of either kind: its sessions, with what sends and receives inside.
 
     A session begins when `enable` becomes high and ends when it becomes low. `clear` ends the
     session and begins the next one. When a session ends, the words inside are lost. A word that `o`
@@ -56,8 +55,8 @@ class LinkEngine(wiring.Component):
         Words to the other end or their parts, by channel.
     o : Out(stream.Signature(word_layout(port_bytes))).array(3)
         Words from the other end or their parts, by channel.
-    tx : Out(stream.Signature(beat_layout(phy_bytes)))
-    rx : In(stream.Signature(beat_layout(phy_bytes)))
+    tx : Out(stream.Signature(beat_layout(spec)))
+    rx : In(stream.Signature(beat_layout(spec)))
         Beats to and from the PHY. `rx` is always ready.
     enable : In(1)
         Whether the end is to have a session.
@@ -91,9 +90,9 @@ class LinkEngine(wiring.Component):
         at the other end.
     """
 
-    def __init__(self, spec: LinkEngineSpec) -> None:
+    def __init__(self, spec: LinkEndSpec) -> None:
         self.spec = spec
-        beat, word = beat_layout(spec.phy_bytes), word_layout(spec.port_bytes)
+        beat, word = self.beat_layout(spec), word_layout(spec.port_bytes)
         counts = Out(DELIVERED_BITS).array(NUM_CHANNELS)
         super().__init__(
             {
@@ -116,6 +115,15 @@ class LinkEngine(wiring.Component):
             }
         )
 
+    @staticmethod
+    def beat_layout(spec: Any) -> data.StructLayout:
+        """Layout of the streams to and from the other end."""
+        raise NotImplementedError
+
+    def _add_ends(self, m, between, handshake):
+        """Add transmitter and receiver, and what lies between them and the PHY; return both."""
+        raise NotImplementedError
+
     def elaborate(self, platform):  # noqa: D102
         m = Module()
         spec = self.spec
@@ -123,48 +131,25 @@ class LinkEngine(wiring.Component):
         running, rests = Signal(), Signal(2)
         last_session, met = Signal(TAG_BITS), Signal(TAG_BITS)
         between = ResetInserter(~running)
-        m.submodules.transmitter = transmitter = between(LinkTransmitter(spec))
-        m.submodules.receiver = receiver = between(LinkReceiver(spec))
-        m.submodules.handshake = handshake = between(LinkHandshake(spec))
-        m.submodules.upsizer = upsizer = between(Upsizer(spec.phy_bytes, spec.beat_bytes))
-
-        # A beat that the PHY has been offered must stay, so this is not reset with the session.
-        m.submodules.beats = beats = Slice(beat_layout(spec.beat_bytes))
-        wiring.connect(m, transmitter.o, beats.i)
-        if spec.phy_bytes < spec.beat_bytes:
-            m.submodules.downsizer = downsizer = Downsizer(spec.phy_bytes)
-            wiring.connect(m, beats.o, downsizer.i)
-            wiring.connect(m, downsizer.o, wiring.flipped(self.tx))
-        else:
-            wiring.connect(m, beats.o, wiring.flipped(self.tx))
-        wiring.connect(m, wiring.flipped(self.rx), upsizer.i)
+        handshake = between(LinkHandshake(spec))
+        transmitter, receiver = self._add_ends(m, between, handshake)
+        m.submodules.handshake = handshake
         for number in range(NUM_CHANNELS):
             wiring.connect(m, wiring.flipped(self.i[number]), transmitter.i[number])
             wiring.connect(m, receiver.o[number], wiring.flipped(self.o[number]))
         m.d.comb += [
-            receiver.valid.eq(upsizer.valid),
-            receiver.data.eq(upsizer.data),
-            receiver.last.eq(upsizer.last),
-            receiver.sound.eq(upsizer.sound),
             receiver.up.eq(handshake.up),
-            receiver.peer.eq(handshake.peer),
             handshake.hello_valid.eq(receiver.hello_valid),
             handshake.hello.eq(receiver.hello),
             handshake.session.eq(self.session),
             handshake.last_known.eq(self.last_known),
             handshake.last_session.eq(last_session),
             handshake.met.eq(met),
-            handshake.peer_sends.eq(receiver.feedback_valid),
             handshake.take.eq(transmitter.hello_take),
             handshake.sent.eq(transmitter.hello_sent),
             transmitter.hello_due.eq(handshake.due),
             transmitter.hello.eq(handshake.next_hello),
             transmitter.up.eq(handshake.up),
-            transmitter.session.eq(self.session),
-            transmitter.answer.eq(receiver.answer),
-            transmitter.news.eq(receiver.news),
-            transmitter.feedback_valid.eq(receiver.feedback_valid),
-            transmitter.feedback.eq(receiver.feedback),
             self.state.eq(Mux(running, handshake.state, LinkState.OFF)),
             self.peer.eq(handshake.peer),
             self.peer_delivered_known.eq(handshake.peer_delivered_known),
@@ -210,10 +195,6 @@ class LinkEngine(wiring.Component):
         m.d.sync += [
             self.tx_word.eq(transmitter.entered),
             self.rx_word.eq(sum(leaves)),
-            self.tx_frame.eq(transmitter.framed),
-            self.rx_frame.eq(receiver.entered),
-            self.crc_error.eq(receiver.damaged),
-            self.replay.eq(transmitter.replayed),
             self.tx_stall.eq(self.tx.valid & ~self.tx.ready),
             self.credit_wait.eq(transmitter.waits),
         ]
@@ -230,3 +211,56 @@ class LinkEngine(wiring.Component):
             with m.Elif(moves):
                 m.d.sync += part.eq(part + 1)
         return found
+
+
+class LinkEngine(SessionEngine):
+    """Gateware of :class:`~fpgapipe.hw.hls_models.spec.link.LinkEngineSpec`.
+
+    A frame takes `SEND_CYCLES` in the end that sends it and `RECEIVE_CYCLES` in the other. While
+    words wait and `tx.ready` is high, each cycle has a beat. `i.ready` depends on `valid` of the
+    other channels and on registers; no other output depends on an input in the same cycle.
+    """
+
+    spec: LinkEngineSpec
+
+    @staticmethod
+    def beat_layout(spec: Any) -> data.StructLayout:
+        """Layout of the streams to and from the PHY."""
+        return beat_layout(spec.phy_bytes)
+
+    def _add_ends(self, m, between, handshake):
+        spec = self.spec
+        m.submodules.transmitter = transmitter = between(LinkTransmitter(spec))
+        m.submodules.receiver = receiver = between(LinkReceiver(spec))
+        m.submodules.upsizer = upsizer = between(Upsizer(spec.phy_bytes, spec.beat_bytes))
+
+        # A beat that the PHY has been offered must stay, so this is not reset with the session.
+        m.submodules.beats = beats = Slice(beat_layout(spec.beat_bytes))
+        wiring.connect(m, transmitter.o, beats.i)
+        if spec.phy_bytes < spec.beat_bytes:
+            m.submodules.downsizer = downsizer = Downsizer(spec.phy_bytes)
+            wiring.connect(m, beats.o, downsizer.i)
+            wiring.connect(m, downsizer.o, wiring.flipped(self.tx))
+        else:
+            wiring.connect(m, beats.o, wiring.flipped(self.tx))
+        wiring.connect(m, wiring.flipped(self.rx), upsizer.i)
+        m.d.comb += [
+            receiver.valid.eq(upsizer.valid),
+            receiver.data.eq(upsizer.data),
+            receiver.last.eq(upsizer.last),
+            receiver.sound.eq(upsizer.sound),
+            receiver.peer.eq(handshake.peer),
+            handshake.peer_sends.eq(receiver.feedback_valid),
+            transmitter.session.eq(self.session),
+            transmitter.answer.eq(receiver.answer),
+            transmitter.news.eq(receiver.news),
+            transmitter.feedback_valid.eq(receiver.feedback_valid),
+            transmitter.feedback.eq(receiver.feedback),
+        ]
+        m.d.sync += [
+            self.tx_frame.eq(transmitter.framed),
+            self.rx_frame.eq(receiver.entered),
+            self.crc_error.eq(receiver.damaged),
+            self.replay.eq(transmitter.replayed),
+        ]
+        return transmitter, receiver

@@ -13,9 +13,9 @@ from fpgapipe.hw.hls_models.spec.link import (
     NUM_CHANNELS,
     SESSION_BITS,
     FrameKind,
-    LinkEngineSpec,
     LinkState,
 )
+from fpgapipe.hw.hls_models.spec.on_chip import LinkEndSpec
 from fpgapipe.hw.rtl.lib.layouts import layout_of
 
 HELLO_CYCLES = 64
@@ -61,6 +61,8 @@ class LinkHandshake(wiring.Component):
         Whether the end is up.
     joins : Out(1)
         The end becomes up in the next cycle.
+    peer_up : Out(1)
+        Whether the other end is known to be up in this session.
     peer : Out(16)
         Session of the other end, 0 if none is known.
     peer_delivered : Out(48).array(3)
@@ -69,7 +71,7 @@ class LinkHandshake(wiring.Component):
         knows them.
     """
 
-    def __init__(self, spec: LinkEngineSpec) -> None:
+    def __init__(self, spec: LinkEndSpec) -> None:
         self.spec = spec
         super().__init__(
             {
@@ -88,6 +90,7 @@ class LinkHandshake(wiring.Component):
                 "state": Out(3, init=LinkState.HELLO),
                 "up": Out(1),
                 "joins": Out(1),
+                "peer_up": Out(1),
                 "peer": Out(SESSION_BITS),
                 "peer_delivered": Out(DELIVERED_BITS).array(NUM_CHANNELS),
                 "peer_delivered_known": Out(1),
@@ -109,7 +112,7 @@ class LinkHandshake(wiring.Component):
         # An end is up when it has received all pages and its own session number in one of them.
         heard, heard_now = Signal(NUM_CHANNELS + 1), Signal(NUM_CHANNELS + 1)
         known, known_before = Signal(NUM_CHANNELS), Signal(NUM_CHANNELS)
-        is_peer, listens, answers, peer_up = Signal(), Signal(), Signal(), Signal()
+        is_peer, listens, answers, peer_up = Signal(), Signal(), Signal(), self.peer_up
         m.d.comb += [
             is_peer.eq((hello.session == self.peer) & (self.peer != 0)),
             heard_now.eq(Mux(is_peer, heard, 0) | (1 << hello.page)),
