@@ -46,8 +46,8 @@ from fpgapipe.hw.rtl.gemm.operand import OperandReader
 from fpgapipe.hw.rtl.gemm.result import ResultWriter
 from fpgapipe.hw.rtl.gemm.transposer import Transposer
 from fpgapipe.hw.rtl.lib.axi import ReadArbiter, WriteArbiter
-from fpgapipe.hw.rtl.link.link import LinkEngine
 from fpgapipe.hw.rtl.link.link_clock import ClockMeter
+from fpgapipe.hw.rtl.link.on_chip import engine_class
 from fpgapipe.hw.rtl.vector.vector_engine import VectorEngine
 from fpgapipe.hw.rtl.vector.vector_lane import VectorLane
 from fpgapipe.hw.rtl.vector.vector_lanes import VectorLanes
@@ -342,7 +342,7 @@ def link_blocks(spec: CoreSpec) -> dict[str, Block]:
     for link in set(spec.links):
         slots = "_".join(map(str, link.slots))
         key = f"{link.phy_bytes}_{link.frame_words}_{slots}"
-        found[f"link {key}"] = Block(spec.links.count(link), key, partial(LinkEngine, link))
+        found[f"link {key}"] = Block(spec.links.count(link), key, partial(engine_class(link), link))
     return found
 
 

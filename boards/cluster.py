@@ -5,13 +5,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import Field
 
 from fpgapipe.boards.address import Address
 from fpgapipe.boards.block import Block, duplicates, validated
 from fpgapipe.boards.library import is_path, load_board
+from fpgapipe.boards.nodes import MOST_NODES, BoardNode, BoardNodes, nodes_of
 from fpgapipe.boards.quantities import one_of, text, whole, word
 from fpgapipe.boards.schema import Board, Latency, LineRate
 from fpgapipe.boards.wiring import PortEnd, Wiring
@@ -38,6 +39,7 @@ class DeviceEntry(Block):
     name: Annotated[str, word("the device's name")]
     board: Annotated[str, text("a board's name, or a path from the cluster file's folder")]
     count: Annotated[int, whole(1, MAX_DEVICES, "devices")] | None = None
+    nodes: Annotated[int, whole(1, MOST_NODES, "nodes of each board")] = 1
     address: Address | None = None
 
     def faults(self) -> Iterator[tuple[Loc, str]]:
@@ -110,10 +112,11 @@ class Cluster:
         Name of the cluster in messages and reports.
     device_names : tuple of str
         Name of each device.
-    boards : tuple of Board
-        Board of each device; equal boards share one object.
+    nodes : tuple of BoardNode
+        The node that each device is: a board, or a share of one. The nodes of a board follow one
+        another. Equal boards share one object.
     links : tuple of LinkSpec
-        Links, with their ports and rates.
+        Links, with their ports and rates: those of each board in front of all cables.
     notes : tuple of str
         Notes for the user about links that run slower than one of their ports could.
     addresses : tuple of Address or None
@@ -122,19 +125,23 @@ class Cluster:
 
     name: str
     device_names: tuple[str, ...]
-    boards: tuple[Board, ...]
+    nodes: tuple[BoardNode, ...]
     links: tuple[LinkSpec, ...]
     notes: tuple[str, ...] = ()
     addresses: tuple[Address | None, ...] = ()
 
+    @property
+    def boards(self) -> tuple[Board, ...]:
+        """Board of each device."""
+        return tuple(node.board for node in self.nodes)
+
     @cached_property
     def spec(self) -> ClusterSpec:
         """The cluster as the planner sees it."""
-        specs = {id(board): board.device_spec() for board in self.boards}
         return ClusterSpec(
             name=self.name,
             device_names=self.device_names,
-            devices=tuple(specs[id(board)] for board in self.boards),
+            devices=tuple(node.spec for node in self.nodes),
             links=self.links,
         )
 
@@ -183,17 +190,27 @@ def load_cluster(path: str | Path) -> Cluster:
     else:
         document.faults += _wire(entries.links, wiring)
     document.raise_faults()
-    addresses = [entry.address for entry in entries.devices for _ in range(entry.count or 1)]
-    return replace(_wired(entries.name, wiring), addresses=tuple(addresses))
+    every = [entry for entry in entries.devices for _ in range(entry.count or 1)]
+    wired = _wired(entries.name, wiring, [entry.nodes for entry in every])
+    addresses = [entry.address for entry in every for _ in range(entry.nodes)]
+    return replace(wired, addresses=tuple(addresses))
 
 
-def chain_of(board: Board, num_devices: int) -> Cluster:
+def chain_of(board: Board, num_devices: int, nodes: int = 1) -> Cluster:
     """Return a device chain of equal boards.
+
+    Parameters
+    ----------
+    board : Board
+    num_devices : int
+        Number of boards.
+    nodes : int
+        Number of nodes of each; each is a device of the cluster.
 
     Raises
     ------
     UserError
-        If `num_devices` is out of range, or the board has too few link ports.
+        If a number is out of range, or the board has too few link ports.
     """
     if not 1 <= num_devices <= MAX_DEVICES:
         raise UserError(f"a cluster must have 1..{MAX_DEVICES} devices, not {shown(num_devices)}")
@@ -203,17 +220,50 @@ def chain_of(board: Board, num_devices: int) -> Cluster:
         fault = wiring.join(PortEnd(index), PortEnd(index + 1))
         if fault:
             raise UserError(f"a chain of {num_devices} {board.name} cannot be wired: {fault}")
-    return _wired(f"{board.name}-x{num_devices}", wiring)
+    suffix = "" if nodes == 1 else f"-n{nodes}"
+    return _wired(f"{board.name}-x{num_devices}{suffix}", wiring, [nodes] * num_devices)
 
 
-def _wired(name: str, wiring: Wiring) -> Cluster:
-    return Cluster(
-        name=name,
-        device_names=tuple(wiring.names),
-        boards=tuple(wiring.boards),
-        links=tuple(wiring.links),
-        notes=tuple(wiring.notes),
-    )
+def _wired(name: str, wiring: Wiring, counts: list[int]) -> Cluster:
+    """A cluster of boards that are cabled, each with its number of nodes."""
+    ports: list[dict[str, str]] = [{} for _ in wiring.boards]
+    for link in wiring.links:
+        for place, port, way in (
+            (link.source, link.source_port, "leaves"),
+            (link.destination, link.destination_port, "enters"),
+        ):
+            if counts[place] > 1 and way in ports[place]:
+                raise UserError(
+                    f"board {wiring.names[place]} has {counts[place]} nodes, and data may come "
+                    "from one board and go to one other only; wire it within a chain or a ring"
+                )
+            ports[place][way] = port
+    shared: dict[tuple[Any, ...], BoardNodes] = {}
+    names: list[str] = []
+    nodes: list[BoardNode] = []
+    links: list[LinkSpec] = []
+    owner: dict[tuple[int, str], int] = {}  # the node at a port of a board
+    for place, (board, count) in enumerate(zip(wiring.boards, counts, strict=True)):
+        ends = ports[place] if count > 1 else {}
+        key = (id(board), count, *sorted(ends.items()))
+        if key not in shared:
+            shared[key] = nodes_of(board, count, **ends)
+        first = len(nodes)
+        links += shared[key].links(first)
+        for each in shared[key].nodes:
+            owner |= {(place, port): len(nodes) for port in each.ports}
+            own = wiring.names[place]
+            names.append(own if count == 1 else f"{own}.{each.number}")
+            nodes.append(each)
+    links += [
+        replace(
+            link,
+            source=owner[link.source, link.source_port],
+            destination=owner[link.destination, link.destination_port],
+        )
+        for link in wiring.links
+    ]
+    return Cluster(name, tuple(names), tuple(nodes), tuple(links), tuple(wiring.notes))
 
 
 def _wire(links: list[LinkEntry], wiring: Wiring) -> list[Fault]:

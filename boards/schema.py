@@ -189,6 +189,8 @@ class LinkGroup(Block):
     source: Source
     latency_s: Latency
     latency_source: Source
+    die: Annotated[str, text("the die at which the ports lie", longest=32)] | None = None
+    die_source: Source | None = None
 
     @property
     def efficiency(self) -> float:
@@ -272,6 +274,15 @@ class Board(Block):
         for key, named in (("memory", self.memory), ("links", self.links)):
             for index, name in duplicates([each.name for each in named]):
                 yield (key, index, "name"), f"must be unique, and {name!r} was there before"
+        for index, group in enumerate(self.links):
+            if (group.die is None) != (group.die_source is None):
+                yield ("links", index), "must have both 'die' and 'die_source', or neither"
+            if group.die is not None and group.die not in names:
+                yield (
+                    ("links", index, "die"),
+                    f"must be one of {', '.join(names)} (the dies), not {shown(group.die)}"
+                    f"{nearest(group.die, names)}",
+                )
         if self.packaging:
             yield from self._packaging_faults(self.packaging)
 
@@ -392,7 +403,7 @@ def _sources_within(value: Any, loc: Loc) -> Iterator[tuple[Loc, str]]:
             yield from _sources_within(item, (*loc, index))
     elif isinstance(value, dict):
         for key, item in value.items():
-            if key in {"source", "latency_source"} and isinstance(item, str):
+            if key in {"source", "latency_source", "die_source"} and isinstance(item, str):
                 yield (*loc, key), item
             elif loc or key != "sources":
                 yield from _sources_within(item, (*loc, key))

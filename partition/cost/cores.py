@@ -32,6 +32,7 @@ from fpgapipe.hw.hls_models.spec.core_spec import (
 from fpgapipe.hw.hls_models.spec.device import DeviceSpec
 from fpgapipe.hw.hls_models.spec.link import TRAILER_BYTES, LinkEngineSpec
 from fpgapipe.hw.hls_models.spec.node import NodeSpec
+from fpgapipe.hw.hls_models.spec.on_chip import ON_CHIP, LinkEndSpec, OnChipSpec
 from fpgapipe.hw.hls_models.spec.systolic import SystolicSpec
 from fpgapipe.partition.cost.work_products import Formats
 
@@ -120,8 +121,8 @@ def link_of(bytes_per_cycle: float) -> LinkEngineSpec:
 
 
 def ported(
-    links: Sequence[LinkEngineSpec], bus_bytes: int, scratchpad_port_bytes: int
-) -> tuple[LinkEngineSpec, ...]:
+    links: Sequence[LinkEndSpec], bus_bytes: int, scratchpad_port_bytes: int
+) -> tuple[LinkEndSpec, ...]:
     """A core's ends of links: words pass in parts where the core saves LUTs in this way elsewhere.
 
     All links must be as wide as its bus.
@@ -129,7 +130,10 @@ def ported(
     narrow = scratchpad_port_bytes < WORD_BYTES and bus_bytes <= TRAILER_BYTES
     if not narrow or any(link.phy_bytes != bus_bytes for link in links):
         return tuple(links)
-    return tuple(replace(link, port_bytes=bus_bytes) for link in links)
+    return tuple(
+        replace(link, port_bytes=bus_bytes) if isinstance(link, LinkEngineSpec) else link
+        for link in links
+    )
 
 
 def _power_up_to(number: int) -> int:
@@ -360,11 +364,16 @@ def core_of(
     least = EngineSpec.least_scratchpad_bytes(rows, cols) * num_engines
     least = 1 << (least - 1).bit_length()
     port_bytes = savings.scratchpad_port_bytes
-    rates = sorted(
-        (port.payload_bytes_per_s for port in device.ports for _ in range(port.count)),
-        reverse=True,
+    ports = sorted(
+        (port for port in device.ports for _ in range(port.count)),
+        key=lambda port: -port.payload_bytes_per_s,
     )
-    links = [link_of(rate / device.clk_hz) for rate in rates[:num_links]]
+    links = [
+        OnChipSpec()
+        if port.protocol == ON_CHIP
+        else link_of(port.payload_bytes_per_s / device.clk_hz)
+        for port in ports[:num_links]
+    ]
     core = CoreSpec(
         rows,
         cols,
@@ -406,7 +415,7 @@ def _scratchpad(
     return ScratchpadSpec(number, max(size_bytes // number, LEAST_BANK_BYTES), port_bytes)
 
 
-def with_links(node: NodeSpec, links: Sequence[LinkEngineSpec]) -> NodeSpec:
+def with_links(node: NodeSpec, links: Sequence[LinkEndSpec]) -> NodeSpec:
     """The node with other ends of links."""
     core = node.core
     ends = ported(links, core.bus_bytes, core.scratchpad.port_bytes)

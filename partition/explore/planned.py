@@ -7,6 +7,7 @@ import math
 from typing import TYPE_CHECKING
 
 from fpgapipe.hw.hls_models.spec.link import LinkEngineSpec
+from fpgapipe.hw.hls_models.spec.on_chip import ON_CHIP, LinkEndSpec, OnChipSpec
 from fpgapipe.lowering.shards.degrees import Degrees
 from fpgapipe.partition.cost.cores import link_of, with_larger_scratchpad, with_links
 from fpgapipe.partition.placed_nodes import PlacedNodes
@@ -146,10 +147,13 @@ def link_end(bytes_per_cycle: float, latency_cycles: float) -> LinkEngineSpec:
     return dataclasses.replace(end, slots=(slots, slots, end.slots[-1]))
 
 
-def link_ends(placed: PlacedNodes) -> list[LinkEngineSpec]:
+def link_ends(placed: PlacedNodes) -> list[LinkEndSpec]:
     """The link engine of each wire; both ends are equal."""
-    found = []
+    found: list[LinkEndSpec] = []
     for pair, link in zip(placed.placement.pairs, placed.links, strict=True):
+        if link.protocol == ON_CHIP:
+            found.append(OnChipSpec())
+            continue
         # The slower of the two clocks needs the wider stream.
         clk_hz = min(placed.devices[node].clk_hz for node in pair)
         found.append(link_end(link.payload_bytes_per_s / clk_hz, link.latency_s * clk_hz))

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from fpgapipe.hw.hls_models.cycles.cluster_cycles import predict_cluster
 from fpgapipe.hw.hls_models.spec.link import LinkEngineSpec
+from fpgapipe.hw.hls_models.spec.on_chip import LinkEndSpec, OnChipSpec
 from fpgapipe.lowering.memory.placed import Placed, page
 from fpgapipe.lowering.ring.hop import hop_programs
 from fpgapipe.lowering.units.step_options import StepOptions
@@ -167,16 +168,18 @@ def _priced(name: str, request: Request, candidate: Candidate) -> Plan:
     return plan
 
 
-def _link_ends(cluster: ClusterSpec, node: NodeSpec) -> tuple[LinkEngineSpec, ...]:
+def _link_ends(cluster: ClusterSpec, node: NodeSpec) -> tuple[LinkEndSpec, ...]:
     """Ends of the links to the devices before and after, alike on all devices."""
     ends = link_ends(PlacedNodes.chain(range(len(cluster.devices)), cluster))
+    if any(isinstance(end, OnChipSpec) for end in ends):
+        raise NotImplementedError("boards of a ring have one node each; leave out --nodes")
     widest = LinkEngineSpec(
         phy_bytes=max(end.phy_bytes for end in ends),
         frame_words=max(end.frame_words for end in ends),
         slots=tuple(max(sizes) for sizes in zip(*(end.slots for end in ends), strict=True)),
     )
-    (widest,) = ported((widest,), node.core.bus_bytes, node.core.scratchpad.port_bytes)
-    return widest, widest
+    own = ported((widest, widest), node.core.bus_bytes, node.core.scratchpad.port_bytes)
+    return own[0], own[1]
 
 
 def state_bytes(graph: Graph, options: StepOptions | None = None) -> int:

@@ -101,7 +101,9 @@ def _plan_network(network: str, options: dict[str, Any], as_json: bool) -> None:
     )
     found = fpgapipe.plan(
         network,
-        chosen_cluster(options["board"], options["devices"], options["cluster_file"]),
+        chosen_cluster(
+            options["board"], options["devices"], options["cluster_file"], options["nodes"]
+        ),
         array=parse_array(options["array"]),
         explains=options["explain"],
         progress=progress,

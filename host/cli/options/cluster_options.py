@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def place_options(function: Callable[..., Any], default_devices: int = 1) -> Callable[..., Any]:
-    """Give a sub-command ``--board``, ``--devices`` and ``--cluster``."""
+    """Give a sub-command ``--board``, ``--devices``, ``--nodes`` and ``--cluster``."""
     function = click.option(
         "--cluster",
         "cluster_file",
@@ -29,6 +29,12 @@ def place_options(function: Callable[..., Any], default_devices: int = 1) -> Cal
 
 
 def _board_options(function: Callable[..., Any], default_devices: int) -> Callable[..., Any]:
+    function = click.option(
+        "--nodes",
+        metavar="N",
+        type=ranges.NODES,
+        help="Cores of each board, each with a share of a die and memory of its own [default: 1].",
+    )(function)
     function = click.option(
         "--devices",
         metavar="N",
@@ -59,16 +65,25 @@ def with_cluster(function: Callable[..., Any], default_devices: int = 1) -> Call
 def _selecting(function: Callable[..., Any], default_devices: int) -> Callable[..., Any]:
     @functools.wraps(function)
     def run(
-        *args: Any, board: str | None, devices: int | None, cluster_file: str | None, **kwargs: Any
+        *args: Any,
+        board: str | None,
+        devices: int | None,
+        nodes: int | None,
+        cluster_file: str | None,
+        **kwargs: Any,
     ) -> Any:
         if board is not None and devices is None:
-            devices = default_devices if cluster_file is None else None
-        return function(*args, cluster=chosen_cluster(board, devices, cluster_file), **kwargs)
+            one_board = default_devices if nodes is None else 1
+            devices = one_board if cluster_file is None else None
+        cluster = chosen_cluster(board, devices, cluster_file, nodes)
+        return function(*args, cluster=cluster, **kwargs)
 
     return run
 
 
-def chosen_cluster(board: str | None, devices: int | None, cluster_file: str | None) -> Cluster:
+def chosen_cluster(
+    board: str | None, devices: int | None, cluster_file: str | None, nodes: int | None = None
+) -> Cluster:
     """Return the cluster that the options select.
 
     Raises
@@ -77,11 +92,12 @@ def chosen_cluster(board: str | None, devices: int | None, cluster_file: str | N
         If they select none or contradict each other, or a file has faults.
     """
     if cluster_file is not None:
-        if board is not None or devices is not None:
-            extra = "--board" if board is not None else "--devices"
-            raise UserError(f"a cluster file says which boards there are, so leave out {extra}")
+        given = {"--board": board, "--devices": devices, "--nodes": nodes}
+        for extra, value in given.items():
+            if value is not None:
+                raise UserError(f"a cluster file says which boards there are, so leave out {extra}")
         return fpgapipe.load_cluster(cluster_file)
     if board is None:
         rest = "" if devices is None else ", and not --devices alone"
         raise UserError(f"give a cluster file, or --board and --devices{rest}")
-    return fpgapipe.chain_of(fpgapipe.load_board(board), 1 if devices is None else devices)
+    return fpgapipe.chain_of(fpgapipe.load_board(board), devices or 1, nodes or 1)

@@ -78,6 +78,9 @@ DEVICE = Whole(0, 4095)
 DEVICES = Whole(1, 4096)
 """Devices of a chain of equal boards; a cluster file may have at most as many."""
 
+NODES = Whole(1, 31)
+"""Nodes of a board."""
+
 STAGES = Whole(1, 4096)
 """Stages of a schedule that is drawn."""
 

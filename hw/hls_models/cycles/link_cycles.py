@@ -4,33 +4,53 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
+from typing import NamedTuple
 
 from fpgapipe.hw.hls_models.cycles.core_cycles import MemorySpec
 from fpgapipe.hw.hls_models.cycles.engine_cycles import LOAD_CYCLES, SEND_CYCLES, SIGNAL_CYCLES
 from fpgapipe.hw.hls_models.isa.instructions import WORD_BYTES
 from fpgapipe.hw.hls_models.model.dma import burst_words
 from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec
-from fpgapipe.hw.hls_models.spec.link import TRAILER_BYTES, LinkEngineSpec
+from fpgapipe.hw.hls_models.spec.on_chip import LinkEndSpec, OnChipSpec
 
 ENTER_CYCLES = 4
 """Cycles from the end of a word's beat on the bus to the word's entry into the link."""
 
-TRANSMIT_CYCLES = 7
-"""Cycles from the entry of a frame's last word to the frame's first beat on the wire."""
-
-ARRIVE_CYCLES = 11
-"""Cycles from the end of a frame's last beat, at the receiving end, to the frame's first word."""
-
-FREED_CYCLES = 5
-"""Cycles from the moment a frame's last word leaves the link to a trailer that can report it."""
-
-HEARD_CYCLES = 8
-"""Cycles from the end of a trailer's beat, at the end that receives it, to the entry of a word that
-takes the room which the trailer reports."""
+TRANSMIT_CYCLES, ARRIVE_CYCLES, FREED_CYCLES, HEARD_CYCLES = 7, 11, 5, 8
+"""What `EndCycles` says of links between devices."""
 
 WRITE_CYCLES = 6
 """Cycles from the end of the last word of a burst that a RECEIVE takes to the burst's first beat on
 the bus."""
+
+
+class EndCycles(NamedTuple):
+    """Cycles that the ends of a link add.
+
+    Attributes
+    ----------
+    transmit : int
+        From the entry of a frame's last word to the frame's first beat on the wire.
+    arrive : int
+        From the end of a frame's last beat, at the receiving end, to the frame's first word.
+    freed : int
+        From the moment a frame's last word leaves the link to a beat that can report it.
+    heard : int
+        From the end of that beat, at the end that receives it, to the entry of a word that takes
+        the room which it reports.
+    """
+
+    transmit: int
+    arrive: int
+    freed: int
+    heard: int
+
+
+def end_cycles(link: LinkEndSpec) -> EndCycles:
+    """Cycles that the ends of a link add; words of an on-chip link are its frames."""
+    if isinstance(link, OnChipSpec):
+        return EndCycles(0, 2, 1, 2)
+    return EndCycles(TRANSMIT_CYCLES, ARRIVE_CYCLES, FREED_CYCLES, HEARD_CYCLES)
 
 
 @dataclass(frozen=True)
@@ -55,34 +75,36 @@ class WireTiming:
             raise ValueError(f"wire latency_cycles must be at least 1, not {self.latency_cycles!r}")
 
 
-def slot_cycles(link: LinkEngineSpec, wire: WireTiming) -> float:
+def slot_cycles(link: LinkEndSpec, wire: WireTiming) -> float:
     """Cycles from the entry of a full frame into its slot to the entry of the next frame in it.
 
     The other end writes a frame's words to memory in bursts, the last of which also has words of
     the next frame. Then a trailer reports that the frame's buffer is free.
     """
     rate = min(wire.bytes_per_cycle, link.phy_bytes)
-    frame = (link.frame_words * WORD_BYTES + TRAILER_BYTES) / rate
-    there = TRANSMIT_CYCLES + 2 * frame + wire.latency_cycles + ARRIVE_CYCLES
+    frame = (link.frame_words * WORD_BYTES + link.overhead_bytes) / rate
+    ends = end_cycles(link)
+    there = ends.transmit + 2 * frame + wire.latency_cycles + ends.arrive
     # The words of a frame leave while later ones arrive, but pass in parts as slowly as they came.
     leaves = 1 if link.parts == 1 else link.frame_parts
-    return there + leaves + FREED_CYCLES + TRAILER_BYTES / rate + wire.latency_cycles + HEARD_CYCLES
+    back = ends.freed + link.overhead_bytes / rate + wire.latency_cycles + ends.heard
+    return there + leaves + back
 
 
-def transfer_cycles(words: int, link: LinkEngineSpec, slots: int, wire: WireTiming) -> float:
+def transfer_cycles(words: int, link: LinkEndSpec, slots: int, wire: WireTiming) -> float:
     """Cycles for which a packet occupies the wire, or its frames the slots, if that is longer."""
     rate = min(wire.bytes_per_cycle, link.phy_bytes)
     frames = -(-(words + 1) // link.frame_words)
-    takes = ((words + 1) * WORD_BYTES + frames * TRAILER_BYTES) / rate
+    takes = ((words + 1) * WORD_BYTES + frames * link.overhead_bytes) / rate
     if not waits_for_slots(link, slots, wire):
         return takes
     return max(takes, frames * slot_cycles(link, wire) / slots)
 
 
-def waits_for_slots(link: LinkEngineSpec, slots: int, wire: WireTiming) -> bool:
+def waits_for_slots(link: LinkEndSpec, slots: int, wire: WireTiming) -> bool:
     """Whether full frames fill all slots of a channel before the first one is free again."""
     rate = min(wire.bytes_per_cycle, link.phy_bytes)
-    frame = (link.frame_words * WORD_BYTES + TRAILER_BYTES) / rate
+    frame = (link.frame_words * WORD_BYTES + link.overhead_bytes) / rate
     return slots * frame < slot_cycles(link, wire)
 
 
@@ -94,7 +116,7 @@ class PacketTimes:
 
     Parameters
     ----------
-    ends : (LinkEngineSpec, CoreSpec)
+    ends : (LinkEndSpec, CoreSpec)
         The link that sends, and the core that receives.
     memories : (MemorySpec, MemorySpec)
         Memories of the sending and the receiving device.
@@ -111,7 +133,7 @@ class PacketTimes:
 
     def __init__(
         self,
-        ends: tuple[LinkEngineSpec, CoreSpec],
+        ends: tuple[LinkEndSpec, CoreSpec],
         memories: tuple[MemorySpec, MemorySpec],
         wire: WireTiming,
         slots: int,
@@ -120,8 +142,9 @@ class PacketTimes:
         self._link, self._burst = link, burst_words(core)
         self._parts = link.parts
         self._rate = min(wire.bytes_per_cycle, link.phy_bytes)
-        self._before = LOAD_CYCLES + memories[0].latency_cycles + ENTER_CYCLES + TRANSMIT_CYCLES
-        self._behind = wire.latency_cycles + ARRIVE_CYCLES + WRITE_CYCLES
+        self._ends = end_cycles(link)
+        self._before = LOAD_CYCLES + memories[0].latency_cycles + ENTER_CYCLES + self._ends.transmit
+        self._behind = wire.latency_cycles + self._ends.arrive + WRITE_CYCLES
         self._behind += memories[1].latency_cycles + SIGNAL_CYCLES
         self._credit = None
         if waits_for_slots(link, slots, wire):
@@ -146,11 +169,11 @@ class PacketTimes:
         frames, last = divmod(count + 1 + frame_words - 1, frame_words)
         last += 1  # words of the last frame
         first = begin + self._before + min(count + 1, frame_words) * self._parts
-        takes = (count + 1) * WORD_BYTES + frames * TRAILER_BYTES
+        takes = (count + 1) * WORD_BYTES + frames * self._link.overhead_bytes
         sent = max(self.sent, first) + takes / self._rate
         # A frame is sent when it is full.
-        last_from = read + ENTER_CYCLES - SEND_CYCLES + TRANSMIT_CYCLES
-        sent = max(sent, last_from + (last * WORD_BYTES + TRAILER_BYTES) / self._rate)
+        last_from = read + ENTER_CYCLES - SEND_CYCLES + self._ends.transmit
+        sent = max(sent, last_from + (last * WORD_BYTES + self._link.overhead_bytes) / self._rate)
         if self._credit is not None:
             sent = max(sent, self._credit.sent(count, begin + self._before, taken_from))
         self.sent = sent
@@ -170,7 +193,7 @@ class _Credit:
 
     Parameters
     ----------
-    link : LinkEngineSpec
+    link : LinkEngineSpec or OnChipSpec
     burst : int
         Words of the bursts in which the other end writes to memory.
     rate : float
@@ -182,12 +205,13 @@ class _Credit:
     """
 
     def __init__(
-        self, link: LinkEngineSpec, burst: int, rate: float, latency_cycles: int, slots: int
+        self, link: LinkEndSpec, burst: int, rate: float, latency_cycles: int, slots: int
     ) -> None:
         self._frame_words, self._parts = link.frame_words, link.parts
         self._burst = burst
         self._leaves = 1 if link.parts == 1 else link.frame_parts
         self._rate = rate
+        self._overhead_bytes, self._ends = link.overhead_bytes, end_cycles(link)
         self._latency = latency_cycles
         self._free: deque[float] = deque([-inf] * slots)  # when each free slot became free
         self._wire_from = self._enter_from = -inf
@@ -205,19 +229,19 @@ class _Credit:
             size = min(self._frame_words, total - at)
             slot = self._free.popleft() if self._free else self._wire_from
             self._enter_from = max(
-                slot, first + (at + size) * self._parts - TRANSMIT_CYCLES, self._enter_from
+                slot, first + (at + size) * self._parts - self._ends.transmit, self._enter_from
             )
             self._enter_from += size * self._parts if self._enter_from == slot else 0
-            takes = (size * WORD_BYTES + TRAILER_BYTES) / self._rate
-            self._wire_from = max(self._wire_from, self._enter_from + TRANSMIT_CYCLES) + takes
+            takes = (size * WORD_BYTES + self._overhead_bytes) / self._rate
+            self._wire_from = max(self._wire_from, self._enter_from + self._ends.transmit) + takes
             held += 1
             come = at + size - 1  # words without the tag
             taken = words if come == words else come // self._burst * self._burst
             freed = held if taken == words else (taken + 1) // self._frame_words
             before = at // self._frame_words + 1 - held
-            heard = max(self._wire_from + self._latency + ARRIVE_CYCLES, taken_from)
-            heard += self._leaves + FREED_CYCLES
-            heard += TRAILER_BYTES / self._rate + self._latency + HEARD_CYCLES
+            heard = max(self._wire_from + self._latency + self._ends.arrive, taken_from)
+            heard += self._leaves + self._ends.freed
+            heard += self._overhead_bytes / self._rate + self._latency + self._ends.heard
             some = held if taken == words else max(freed - before, 0)
             self._free.extend([heard] * some)
             held -= some

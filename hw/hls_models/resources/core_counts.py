@@ -19,6 +19,7 @@ from fpgapipe.hw.hls_models.isa.vector_fields import COUNTER_BITS
 from fpgapipe.hw.hls_models.isa.vector_op import LANES, MAX_SUMS
 from fpgapipe.hw.hls_models.model.link_dma import most_send_words
 from fpgapipe.hw.hls_models.spec.link import LinkEngineSpec
+from fpgapipe.hw.hls_models.spec.on_chip import LinkEndSpec, OnChipSpec
 from fpgapipe.hw.hls_models.spec.systolic import SystolicSpec
 
 WORD_BITS = 8 * WORD_BYTES
@@ -277,6 +278,10 @@ COEFFICIENTS = {
             _COUNTED + "CRC-32 both ways, beats; at least 16 bytes: 16 and 64",
         ),
         Coefficient(
+            "on-chip end", "on-chip link", 2530, 3790, 0, 0, "counted",
+            _COUNTED + "sessions, 1,642 LUT; three buffers of 32 words in LUTs, 888",
+        ),
+        Coefficient(
             "packets", "link", 4877, 6644, 0, 0, "counted",
             _COUNTED + "send engine 2,622 LUT and 3,608 FF, receive engine 2,255 and 3,036, of "
             "which 32 words lie in LUTs; without the memory of 256 words to send. A bus of 64",
@@ -498,21 +503,33 @@ def vector_engine(
     return found + memory(MAX_SUMS * LANES // lanes, _SUM_BITS * lanes)
 
 
-def links(specs: Sequence[LinkEngineSpec], bus_bytes: int) -> Resources:
+def _link_end(spec: LinkEngineSpec) -> Resources:
+    """Resources of an end of a link between devices, or of all that it has if words pass in parts.
+
+    They include the memories of the transmitter's frames and of the receiver's, which are two more
+    and are written by beats.
+    """
+    found = COEFFICIENTS["link end" if spec.parts == 1 else "narrow link"].resources
+    found += COEFFICIENTS["link byte"].resources * spec.beat_bytes
+    beat_bits = 8 * spec.beat_bytes
+    for slots, granule_bits in ((sum(spec.slots), None), (sum(spec.slots) + 2, beat_bits)):
+        rows, bits = slots * spec.frame_parts, 8 * spec.port_bytes
+        found += memory(1 << (rows - 1).bit_length(), bits, granule_bits)
+    return found
+
+
+def links(specs: Sequence[LinkEndSpec], bus_bytes: int) -> Resources:
     """Resources of link ends, of the engines that move packets, and of the control of both."""
     found = Resources()
     for spec in specs:
-        beat_bits = 8 * spec.beat_bytes
-        for block in ("link end", "packets") if spec.parts == 1 else ("narrow link",):
-            found += COEFFICIENTS[block].resources
+        if isinstance(spec, OnChipSpec):
+            found += COEFFICIENTS["on-chip end"].resources
+        else:
+            found += _link_end(spec)
+        if spec.parts == 1:
+            found += COEFFICIENTS["packets"].resources
         if spec.parts == 1 and bus_bytes < WORD_BYTES:
             found += COEFFICIENTS["packet beats"].resources
-        found += COEFFICIENTS["link byte"].resources * spec.beat_bytes
-        # Memories of the transmitter's frames, of the receiver's (two more, written by beats), and
-        # of the words to send.
-        for slots, granule_bits in ((sum(spec.slots), None), (sum(spec.slots) + 2, beat_bits)):
-            rows, bits = slots * spec.frame_parts, 8 * spec.port_bytes
-            found += memory(1 << (rows - 1).bit_length(), bits, granule_bits)
         sent = most_send_words(spec.port_bytes) * spec.parts
         found += memory(sent, 8 * spec.port_bytes + 1)
         found += COEFFICIENTS["packet control"].resources
