@@ -135,6 +135,26 @@ class Cluster:
         """Board of each device."""
         return tuple(node.board for node in self.nodes)
 
+    def check_whole_boards(self, done: str) -> None:
+        """Check that each device is a board.
+
+        Parameters
+        ----------
+        done : str
+            What would be done to it, such as ``packaged``.
+
+        Raises
+        ------
+        UserError
+            If one is a share of a board.
+        """
+        for name, node in zip(self.device_names, self.nodes, strict=True):
+            if node.die is not None:
+                raise UserError(
+                    f"{name} is one of several nodes of a {node.board.name}, which cannot be "
+                    f"{done} yet; they can be planned, built and simulated"
+                )
+
     @cached_property
     def spec(self) -> ClusterSpec:
         """The cluster as the planner sees it."""

@@ -256,7 +256,7 @@ def _order(board: Board, count: int, ports: Sequence[str], leaves: bool) -> list
             f"{board.name} with {count} nodes cannot be cabled by {' and '.join(ports)}: data come "
             "to a node and leave from another one at the same die"
         )
-    port_die = next(iter(taken), names[0])
+    port_die = next(iter(taken), names[0])  # without ports, the chain begins at the first die
     for _ in range(count - sum(taken.values())):
         taken[max(luts, key=lambda name: luts[name] / (taken[name] + 1))] += 1
     away = sorted(names, key=lambda name: abs(names.index(name) - names.index(port_die)))

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, ClassVar
 
 from fpgapipe.boards.library import board_names, load_board
+from fpgapipe.boards.nodes import MOST_BOUNDARY_WIRES, BoardNodes, nodes_of
 from fpgapipe.boards.packaging import Packaging
 from fpgapipe.boards.schema import RESOURCES, Board, LinkGroup, Memory
 from fpgapipe.errors import UserError
@@ -61,13 +64,28 @@ class BoardSheet(Result):
     Attributes
     ----------
     board : Board
+    nodes : BoardNodes or None
+        The nodes that share it, if that was asked for.
     """
 
     board: Board
+    nodes: BoardNodes | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """The board in full."""
-        return self.board.model_dump(mode="json")
+        """The board in full, with its nodes if that was asked for."""
+        value = self.board.model_dump(mode="json")
+        if self.nodes:
+            value["nodes"] = [
+                {
+                    "die": node.die,
+                    "channels": list(node.channels),
+                    "ports": list(node.ports),
+                    **dataclasses.asdict(node.spec),
+                }
+                for node in self.nodes.nodes
+            ]
+            value["boundary_wires"] = list(self.nodes.boundary_wires)
+        return value
 
     def shown(self) -> Iterator[Table | str]:
         """Tables of fabric, memory, links, clock and packaging, and the sources."""
@@ -144,11 +162,48 @@ class BoardSheet(Result):
         if board.packaging:
             yield ""
             yield Table("packaging||source", _packaging_rows(board, board.packaging))
+        if self.nodes:
+            yield ""
+            yield from _node_parts(self.nodes)
         yield "\nsources"
         for key, entry in board.sources.items():
             document = f", {entry.document}" if entry.document else ""
             note = f" ({entry.note})" if entry.note else ""
             yield f"  {key}: {entry.title}{document}{note}"
+
+
+def _node_parts(shared: BoardNodes) -> Iterator[Table | str]:
+    """What each node of a board gets, and the wires across its dies' boundaries."""
+    board, nodes = shared.board, shared.nodes
+    rows = []
+    for node in nodes:
+        spec, channels = node.spec, node.channels
+        amounts = [count(each) for each in (spec.lut, spec.bram36, spec.uram, spec.dsp)]
+        rows.append(
+            [
+                node.number,
+                node.die or "all",
+                *amounts,
+                f"{channels[0]} to {channels[-1]}" if channels else "all",
+                scaled(spec.memory_bytes, "B", 1024),
+                scaled(spec.memory_bytes_per_s, "B/s"),
+                ", ".join(node.ports) or "-",
+            ]
+        )
+    yield Table(
+        ">node|die|>LUT|>BRAM36|>URAM|>DSP|channels|>memory|>rate|link ports",
+        rows,
+        title=f"{len(nodes)} nodes, usable resources of each",
+    )
+    names = [die.name for die in board.fabric.dies]
+    for pair, wires in zip(pairwise(names), shared.boundary_wires, strict=True):
+        yield (
+            f"{' to '.join(pair)}: {wires:,} wires of nodes' memory ports and links, of "
+            f"{MOST_BOUNDARY_WIRES:,}"
+        )
+    least = min(nodes, key=lambda node: node.spec.lut)
+    if len(nodes) > 1:
+        yield f"{least.die or 'the board'} binds: its nodes have {least.spec.lut:,} LUT each"
 
 
 def _group_row(group: Memory | LinkGroup, kind: str, *quantities: str) -> list[object]:
@@ -195,12 +250,20 @@ def list_boards() -> BoardList:
     return BoardList(tuple(found))
 
 
-def describe_board(name_or_path: str | Path) -> BoardSheet:
+def describe_board(name_or_path: str | Path, nodes: int | None = None) -> BoardSheet:
     """A board in full, with the source of its numbers.
 
     Parameters
     ----------
     name_or_path : str or path
         As for `load_board`.
+    nodes : int, optional
+        Number of nodes among which to share it.
+
+    Raises
+    ------
+    UserError
+        If there is no such board, or it cannot have so many nodes.
     """
-    return BoardSheet(load_board(name_or_path))
+    board = load_board(name_or_path)
+    return BoardSheet(board, None if nodes is None else nodes_of(board, nodes))

@@ -27,8 +27,9 @@ def check_boards(cluster: Cluster, kind: str) -> None:
     Raises
     ------
     UserError
-        If one cannot; the message says what is missing.
+        If one cannot, such as a board of several nodes; the message says what is missing.
     """
+    cluster.check_whole_boards("packaged")
     flow = FLOWS[kind]
     for name, board in zip(cluster.device_names, cluster.boards, strict=True):
         flow.check(name, board)

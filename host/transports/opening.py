@@ -109,8 +109,10 @@ def open_transports(kind: str, plan: Plan, cluster: Cluster, file: Path) -> list
     Raises
     ------
     UserError
-        If devices or addresses are missing, or a device has another board than the plan.
+        If devices or addresses are missing, a device has another board than the plan, or a board
+        has several nodes.
     """
+    cluster.check_whole_boards("driven")
     wanted = [node.device for node in plan.nodes]
     known = {name: index for index, name in enumerate(cluster.device_names)}
     places = [known[name] for name in wanted] if set(wanted) <= set(known) else range(len(known))

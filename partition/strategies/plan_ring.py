@@ -172,7 +172,7 @@ def _link_ends(cluster: ClusterSpec, node: NodeSpec) -> tuple[LinkEndSpec, ...]:
     """Ends of the links to the devices before and after, alike on all devices."""
     ends = link_ends(PlacedNodes.chain(range(len(cluster.devices)), cluster))
     if any(isinstance(end, OnChipSpec) for end in ends):
-        raise NotImplementedError("boards of a ring have one node each; leave out --nodes")
+        raise UserError("boards of a ring have one node each so far; leave out --nodes")
     widest = LinkEngineSpec(
         phy_bytes=max(end.phy_bytes for end in ends),
         frame_words=max(end.frame_words for end in ends),

@@ -1,16 +1,19 @@
 """Parameters of cores: what is refused, and what distinguishes cores."""
 
 import re
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import numpy as np
 import pytest
+from pydantic import TypeAdapter
 
 from fpgapipe.hw.hls_models.isa.instructions import ErrorCode
 from fpgapipe.hw.hls_models.isa.vector_op import Random, Source, Target, VectorOp
 from fpgapipe.hw.hls_models.model.core import CoreError, CoreModel
 from fpgapipe.hw.hls_models.model.registers import RegisterMap
 from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec, ScratchpadSpec, VectorSpec
+from fpgapipe.hw.hls_models.spec.link import LinkEngineSpec
+from fpgapipe.hw.hls_models.spec.on_chip import OnChipSpec
 
 SMALL = CoreSpec(
     4, 4, scratchpad=ScratchpadSpec(2, 4096, 8), vector=VectorSpec(1, 1, random=False),
@@ -60,3 +63,18 @@ def test_an_engine_without_random_numbers_stops():
         with pytest.raises(CoreError) as caught:
             model._vector(0, op.encoded())
         assert caught.value.code is ErrorCode.BAD_FIELD
+
+
+@pytest.mark.parametrize(
+    "ends",
+    [
+        (LinkEngineSpec(), OnChipSpec()),
+        (OnChipSpec((4, 8, 2)), LinkEngineSpec(64, 2, (4, 8, 2))),
+        (OnChipSpec(), OnChipSpec()),
+    ],
+)
+def test_files_tell_kinds_of_links(ends):
+    core = CoreSpec(8, 8, links=ends)
+    adapter = TypeAdapter(CoreSpec)
+    assert adapter.validate_json(adapter.dump_json(core)) == core
+    assert adapter.validate_python(asdict(core)) == core

@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 import fpgapipe
+from fpgapipe.host.cli.options import ranges
 from fpgapipe.host.cli.options.completion import boards_that_begin
 from fpgapipe.host.cli.options.options import command
 from fpgapipe.host.terminal.result import show
@@ -12,8 +13,16 @@ from fpgapipe.host.terminal.result import show
 
 @command("boards", example="fpgapipe boards u280")
 @click.argument("board", metavar="[NAME|FILE]", required=False, shell_complete=boards_that_begin)
+@click.option(
+    "--nodes",
+    metavar="N",
+    type=ranges.NODES,
+    help="Show what each of N cores on the board gets, and what binds.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of a table.")
-def boards(board: str | None, as_json: bool) -> None:
+def boards(board: str | None, nodes: int | None, as_json: bool) -> None:
     """List the boards, or show one in full with the source of its numbers."""
-    found = fpgapipe.list_boards() if board is None else fpgapipe.describe_board(board)
+    if board is None and nodes is not None:
+        raise fpgapipe.UserError("--nodes shares one board; name it")
+    found = fpgapipe.list_boards() if board is None else fpgapipe.describe_board(board, nodes)
     show(found, as_json=as_json)

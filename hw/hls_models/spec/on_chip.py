@@ -8,12 +8,13 @@ buffers of the end that sends the beat.
 
 import zlib
 from dataclasses import dataclass
+from typing import Final, Literal
 
 from fpgapipe.hw.hls_models.isa.fields import Field, Group
 from fpgapipe.hw.hls_models.isa.instructions import WORD_BYTES
 from fpgapipe.hw.hls_models.spec.link import NUM_CHANNELS, LinkEngineSpec
 
-ON_CHIP = "on-chip"
+ON_CHIP: Final = "on-chip"
 """Name of the protocol, and of a node's ports for such links."""
 
 SIDE = Group(
@@ -49,6 +50,8 @@ class OnChipSpec:
         For each channel, the number of words that an end buffers: powers of two in 2..64. A word
         keeps its place until the other end knows that the word has left, which takes 8 cycles and
         twice the latency of the wires.
+    protocol : str
+        ``on-chip``, by which files tell this kind of link.
 
     Raises
     ------
@@ -57,6 +60,7 @@ class OnChipSpec:
     """
 
     slots: tuple[int, ...] = (32, 32, 32)
+    protocol: Literal["on-chip"] = ON_CHIP
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "slots", tuple(self.slots))

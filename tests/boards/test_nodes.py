@@ -1,0 +1,191 @@
+"""Nodes of boards: what each gets, how they are joined, and what is refused."""
+
+import json
+from collections import Counter
+from itertools import pairwise
+
+import pytest
+
+from fpgapipe.boards.cluster import chain_of, load_cluster
+from fpgapipe.boards.library import board_names, load_board
+from fpgapipe.boards.nodes import (
+    AXI_WIRES,
+    MOST_BOUNDARY_WIRES,
+    MOST_NODES,
+    ON_CHIP_WIRES,
+    crossing_cycles,
+    nodes_of,
+)
+from fpgapipe.errors import UserError
+from fpgapipe.host.package.targets import check_boards
+from fpgapipe.hw.hls_models.spec.on_chip import ON_CHIP
+
+WITH_NODES = ("u280", "u50", "u55c")
+RESOURCES = ("lut", "ff", "bram36", "uram", "dsp")
+
+
+def shared(name):
+    """All ways in which a board can be shared, with the ports by which it is cabled."""
+    board = load_board(name)
+    ports = [f"{group.name}/{at}" for group in board.links for at in range(group.count)]
+    ways = [{}, {"leaves": ports[0]}, {"enters": ports[0]}]
+    ways += [{"enters": ports[0], "leaves": ports[1]}] if len(ports) > 1 else []
+    for count in range(1, MOST_NODES + 1):
+        for ends in ways:
+            try:
+                yield count, ends, nodes_of(board, count, **ends)
+            except UserError as error:
+                if "wires would cross" not in str(error) and count >= len(ends):
+                    raise
+
+
+@pytest.mark.parametrize("name", WITH_NODES)
+def test_nodes_share_a_board(name):
+    board = load_board(name)
+    memory = board.memory[0]
+    whole = board.device_spec()
+    counts = Counter()
+    for count, ends, found in shared(name):
+        counts[count] += 1
+        nodes = found.nodes
+        assert [node.number for node in nodes] == list(range(count))
+        assert nodes[0].spec == whole if count == 1 else True
+        for die in whole.dies:
+            own = [node.spec for node in nodes if node.die == die.name]
+            for resource in RESOURCES:
+                assert sum(getattr(each, resource) for each in own) <= getattr(die, resource)
+        channels = [each for node in nodes for each in node.channels]
+        assert len(channels) == len(set(channels))
+        assert not channels or max(channels) < memory.count
+        for node in nodes if count > 1 else ():
+            assert node.spec.memory_bytes == len(node.channels) * memory.size_bytes
+            # One port of the core drives one channel's worth of rate.
+            assert node.spec.memory_bytes_per_s == memory.bandwidth_bytes_per_s
+            assert len(node.channels) < 4 or node.channels[0] % 4 == 0
+        if count > 1:
+            assert nodes[0].ports[:1] == tuple(ends.get(key) for key in ("enters",) if key in ends)
+            assert nodes[-1].ports[-1:] == tuple(ends[key] for key in ("leaves",) if key in ends)
+            homes = {group.name: group.die for group in board.links}
+            for node in nodes:
+                assert all(homes[port.split("/")[0]] == node.die for port in node.ports)
+    assert min(counts) == 1
+    assert max(counts) >= 6
+
+
+@pytest.mark.parametrize("name", WITH_NODES)
+def test_wires_of_boundaries_are_counted(name):
+    board = load_board(name)
+    names = [die.name for die in board.fabric.dies]
+    memory = names.index(board.packaging.vitis.memory_die)
+    for count, _, found in shared(name):
+        if count == 1:
+            continue
+        places = [names.index(node.die) for node in found.nodes]
+        wires = Counter()
+        for one, other, each in (
+            *((place, memory, AXI_WIRES) for place in places),
+            *((*pair, ON_CHIP_WIRES) for pair in pairwise(places)),
+        ):
+            for boundary in range(min(one, other), max(one, other)):
+                wires[boundary] += each
+        assert list(found.boundary_wires) == [wires[at] for at in range(len(names) - 1)]
+        assert max(wires.values()) <= MOST_BOUNDARY_WIRES
+        clk_hz = board.clock.clk_target_hz
+        latencies = [link.latency_s * clk_hz for link in found.links(5)]
+        expected = [crossing_cycles(abs(one - other)) for one, other in pairwise(places)]
+        assert latencies == pytest.approx(expected)
+        assert [(link.source, link.destination) for link in found.links(5)] == [
+            (5 + at, 6 + at) for at in range(count - 1)
+        ]
+
+
+def test_a_chain_passes_through_boards_and_nodes():
+    cluster = chain_of(load_board("u280"), 3, 4)
+    assert cluster.name == "u280-x3-n4"
+    assert cluster.device_names[:5] == (
+        *(f"u280-0.{node}" for node in range(4)),
+        "u280-1.0",
+    )
+    joined = {(link.source, link.destination): link for link in cluster.links}
+    assert sorted(joined) == list(pairwise(range(12)))
+    for pair, link in joined.items():
+        assert (link.protocol == ON_CHIP) == (pair[0] // 4 == pair[1] // 4)
+    assert len({id(spec) for spec in cluster.spec.devices}) == 12
+
+
+def test_boards_of_one_node_are_as_before():
+    cluster = chain_of(load_board("u280"), 2)
+    assert cluster.name == "u280-x2"
+    assert cluster.device_names == ("u280-0", "u280-1")
+    assert cluster.spec.devices == (load_board("u280").device_spec(),) * 2
+
+
+@pytest.mark.parametrize(
+    ("name", "count", "ends", "words"),
+    [
+        ("zcu102", 2, {}, "only where a Vitis platform"),
+        ("ulx3s", 3, {}, "leave out --nodes"),
+        ("u280", 0, {}, "1..31 nodes (memory ports), not 0"),
+        ("u280", 32, {}, "1..31 nodes"),
+        ("u280", 16, {}, "wires would cross the boundary of two dies, 8,000 may"),
+    ],
+)
+def test_refuses(name, count, ends, words):
+    with pytest.raises(UserError) as caught:
+        nodes_of(load_board(name), count, **ends)
+    assert words in str(caught.value)
+
+
+def test_every_board_has_one_node():
+    for name in board_names():
+        (node,) = nodes_of(load_board(name), 1).nodes
+        assert node.spec == load_board(name).device_spec()
+
+
+def cluster_file(path, devices, topology="chain", links=()):
+    values = {"format": 1, "name": "mixed", "devices": devices, "topology": topology}
+    path.write_text(json.dumps(values | ({"links": list(links)} if links else {})))
+    return load_cluster(path)
+
+
+def test_a_cluster_file_has_nodes(tmp_path):
+    devices = [{"name": "a", "board": "u280", "nodes": 3}, {"name": "b", "board": "u50"}]
+    cluster = cluster_file(tmp_path / "c.yaml", devices)
+    assert cluster.device_names == ("a.0", "a.1", "a.2", "b")
+    assert [board.name for board in cluster.boards] == ["u280"] * 3 + ["u50"]
+    assert cluster.links[-1].source == 2
+    assert cluster.links[-1].destination == 3
+
+
+def test_a_board_with_nodes_has_two_neighbours_at_most(tmp_path):
+    devices = [{"name": name, "board": "u280", "nodes": 1 + (name == "a")} for name in "abc"]
+    links = [{"from": "a", "to": "b"}, {"from": "a", "to": "c"}]
+    with pytest.raises(UserError, match="board a has 2 nodes, and data may come from one board"):
+        cluster_file(tmp_path / "c.yaml", devices, "links", links)
+
+
+def other_port(**changes):
+    """A U280 with a port of another group, besides one of its own."""
+    board = load_board("u280")
+    group = board.links[0]
+    other = group.model_copy(update={"name": "other", **changes})
+    return board.model_copy(update={"links": [group, other]})
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"die": "SLR0"}, "data come to a node and leave from another one at the same die"),
+        ({"die": None}, "its file says not at which die that lies; give the key 'die'"),
+    ],
+)
+def test_ports_have_one_die(changes, words):
+    with pytest.raises(UserError, match=words):
+        nodes_of(other_port(**changes), 4, enters="qsfp/0", leaves="other/0")
+
+
+def test_boards_with_nodes_are_not_packaged_or_driven():
+    cluster = chain_of(load_board("u280"), 1, 2)
+    with pytest.raises(UserError, match=r"u280-0\.0 .* cannot be packaged yet"):
+        check_boards(cluster, "vitis")
+    check_boards(chain_of(load_board("u280"), 2), "vitis")
