@@ -6,9 +6,12 @@ from amaranth.hdl import Assert, Cat, Module, Mux, Signal
 from amaranth.lib import wiring
 from amaranth.lib.wiring import In
 
-from fpgapipe.hw.hls_models.spec.link import NUMBER_BITS, SEQUENCE_BITS, WINDOW
+from fpgapipe.hw.hls_models.spec.link import NUM_CHANNELS, NUMBER_BITS, SEQUENCE_BITS, WINDOW
+from fpgapipe.hw.hls_models.spec.on_chip import OnChipSpec
+from fpgapipe.hw.rtl.lib.axi import Slice
 from fpgapipe.hw.rtl.link.link_pool import ReceiveChannel, SlotPool
 from fpgapipe.hw.rtl.link.link_window import FillWindow, TransmissionWindow
+from fpgapipe.hw.rtl.link.on_chip import BEAT, OnChipReceiver, OnChipTransmitter
 
 
 class FillProof(wiring.Component):
@@ -244,3 +247,94 @@ def channel_proof(
 ) -> ChannelProof:
     """Proof of a channel's table of frames."""
     return ChannelProof(channel(slots, frame_words, 3), slots)
+
+
+class OnChipProof(wiring.Component):
+    """Proof that each word of an on-chip link is in one place, so that none is lost or repeated.
+
+    Two ends that are up send to each other, over wires that take and give beats at any time. For
+    each channel and direction, the words on their way, those in the buffer, those that have left it
+    and are not told, and the room that the sender knows of are together as many as the slots.
+    """
+
+    def __init__(self, transmitter: Any, receiver: Any, spec: OnChipSpec) -> None:
+        self._spec = spec
+        self._ends = [(transmitter(spec), receiver(spec)) for _ in range(2)]
+        each = {"i_valid": NUM_CHANNELS, "o_ready": NUM_CHANNELS, "goes": 1, "hello": 1}
+        super().__init__(
+            {f"{name}{end}": In(bits) for end in range(2) for name, bits in each.items()}
+        )
+
+    def elaborate(self, platform: Any) -> Any:  # noqa: D102
+        m = Module()
+        slices = []
+        for number, (transmitter, receiver) in enumerate(self._ends):
+            m.submodules[f"transmitter{number}"] = transmitter
+            m.submodules[f"receiver{number}"] = receiver
+            m.submodules[f"slice{number}"] = wires = Slice(BEAT)
+            slices.append(wires)
+            wiring.connect(m, transmitter.o, wires.i)
+            m.d.comb += [
+                transmitter.up.eq(1),
+                transmitter.open.eq(1),
+                transmitter.hello_due.eq(getattr(self, f"hello{number}")),
+                transmitter.left.eq(receiver.left),
+                transmitter.freed.eq(receiver.freed),
+                receiver.up.eq(1),
+                wires.o.ready.eq(getattr(self, f"goes{number}")),
+            ]
+            for channel in range(NUM_CHANNELS):
+                m.d.comb += [
+                    transmitter.i[channel].valid.eq(getattr(self, f"i_valid{number}")[channel]),
+                    receiver.o[channel].ready.eq(getattr(self, f"o_ready{number}")[channel]),
+                ]
+        for number, (_, receiver) in enumerate(self._ends):
+            wires = slices[1 - number]
+            m.d.comb += [
+                receiver.i.valid.eq(wires.o.valid & wires.o.ready),
+                receiver.i.payload.eq(wires.o.payload),
+            ]
+        for number in range(2):
+            self._state(m, number, slices)
+        return m
+
+    def _state(self, m: Any, number: int, slices: list[Any]) -> None:
+        """Where the words are that an end sends."""
+        transmitter, own = self._ends[number]
+        other, receiver = self._ends[1 - number]
+        there, back = slices[number], slices[1 - number]
+        going = [(there.valid, there.payload), (there.has_skid, there.skid)]
+        going += [(receiver.valid, receiver.beat)]
+        coming = [(back.valid, back.payload), (back.has_skid, back.skid), (own.valid, own.beat)]
+        m.d.comb += [
+            Assert(~there.has_skid | there.valid, "the first place is filled first"),
+            Assert(transmitter.turn < NUM_CHANNELS, "a channel was last"),
+        ]
+        for valid, beat in going:
+            side = beat.side
+            plain = ~side.is_word & ~Cat(freed.words for freed in side.freed).any()
+            m.d.comb += [
+                Assert(~(valid & side.is_hello) | plain, "a HELLO tells nothing else"),
+                Assert(~(valid & side.is_word) | (side.channel < NUM_CHANNELS), "of a channel"),
+            ]
+        for channel, slots in enumerate(self._spec.slots):
+            buffer = receiver.buffers[channel]
+            places = [
+                transmitter.room[channel],
+                buffer.level + buffer.o.valid,
+                other.owed[channel],
+                *(valid & beat.side.is_word & (beat.side.channel == channel)
+                  for valid, beat in going),
+                *(Mux(valid, beat.side.freed[channel].words, 0) for valid, beat in coming),
+            ]  # fmt: skip
+            m.d.comb += [
+                Assert(sum(places) == slots, "a word is in one place"),
+                Assert(~buffer.i.valid | buffer.i.ready, "there is room for what comes"),
+            ]
+
+
+def on_chip_proof(
+    transmitter: Any = OnChipTransmitter, receiver: Any = OnChipReceiver
+) -> OnChipProof:
+    """Proof of an on-chip link; tests pass classes with a fault."""
+    return OnChipProof(transmitter, receiver, OnChipSpec((2, 4, 2)))

@@ -5,10 +5,12 @@ from test_formal import twin
 
 from fpgapipe.hw.rtl.link.link_pool import ReceiveChannel, SlotPool
 from fpgapipe.hw.rtl.link.link_window import FillWindow, TransmissionWindow
+from fpgapipe.hw.rtl.link.on_chip import OnChipTransmitter
 from fpgapipe.sim_tb.formal.formal import ProofError, prove
 from fpgapipe.sim_tb.formal.link_proofs import (
     channel_proof,
     fill_proof,
+    on_chip_proof,
     pool_proof,
     transmission_proof,
 )
@@ -85,3 +87,21 @@ def test_sees(change, component, proof, message, tmp_path):
     with pytest.raises(ProofError) as caught:
         prove(proof(twin(component, change)), tmp_path)
     assert message in str(caught.value).splitlines()[0]
+
+
+@pytest.mark.sim
+def test_proves_an_on_chip_link(tmp_path):
+    prove(on_chip_proof(), tmp_path, depth=1, timeout_s=600)
+
+
+def tells_what_left_again(transmitter, m):
+    with m.If(transmitter.left[0]):
+        m.d.sync += transmitter.owed[0].eq(transmitter.owed[0] + 1)
+
+
+@pytest.mark.sim
+@pytest.mark.slow
+def test_sees_a_word_that_is_told_twice(tmp_path):
+    faulty = twin(OnChipTransmitter, tells_what_left_again)
+    with pytest.raises(ProofError, match="a word is in one place"):
+        prove(on_chip_proof(faulty), tmp_path, depth=1, timeout_s=600)

@@ -154,18 +154,24 @@ class Slice(wiring.Component):
     -------
     i, o : stream of `shape`
         Words in and out.
+
+    Attributes
+    ----------
+    payload, valid, skid, has_skid
+        Signals for proofs: the word at the output and the one behind it, and whether they are
+        there.
     """
 
     def __init__(self, shape):
         super().__init__({"i": In(stream.Signature(shape)), "o": Out(stream.Signature(shape))})
+        self.payload = Signal(shape, reset_less=True)
+        self.valid = Signal()
+        self.skid = Signal(shape, reset_less=True)
+        self.has_skid = Signal()
 
     def elaborate(self, platform):  # noqa: D102
         m = Module()
-        shape = self.i.payload.shape()
-        payload = Signal(shape, reset_less=True)
-        valid = Signal()
-        skid = Signal(shape, reset_less=True)
-        has_skid = Signal()
+        payload, valid, skid, has_skid = self.payload, self.valid, self.skid, self.has_skid
         free = Signal()
         m.d.comb += [
             self.i.ready.eq(~has_skid),

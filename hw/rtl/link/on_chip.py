@@ -63,8 +63,9 @@ class OnChipTransmitter(wiring.Component):
 
     Attributes
     ----------
-    room : list of Signal
-        For each channel, words that the other end has room for; for proofs.
+    room, owed, turn
+        For proofs: for each channel, words that the other end has room for, and words that have
+        left this end's buffer and were not told; and the channel of the last word.
     """
 
     def __init__(self, spec: OnChipSpec) -> None:
@@ -73,6 +74,8 @@ class OnChipTransmitter(wiring.Component):
             Signal(range(slots + 1), init=slots, name=f"room{channel}")
             for channel, slots in enumerate(spec.slots)
         ]
+        self.turn = Signal(range(NUM_CHANNELS))
+        self.owed = [Signal(8, name=f"owed{channel}") for channel in range(NUM_CHANNELS)]
         super().__init__(
             {
                 "i": In(stream.Signature(word_layout())).array(NUM_CHANNELS),
@@ -101,8 +104,8 @@ class OnChipTransmitter(wiring.Component):
         with m.If(self.hello_take):
             m.d.sync += told.eq(self.up)
 
-        # `turn` is the channel of the last word; the next one is looked at first.
-        turn, chosen = Signal(range(NUM_CHANNELS)), Signal(range(NUM_CHANNELS))
+        # The channel behind that of the last word is looked at first.
+        turn, chosen = self.turn, Signal(range(NUM_CHANNELS))
         can = Signal(NUM_CHANNELS)
         m.d.comb += can.eq(
             Cat((i.valid & (room != 0)) for i, room in zip(self.i, self.room, strict=True))
@@ -124,7 +127,7 @@ class OnChipTransmitter(wiring.Component):
         with m.If(goes):
             m.d.sync += turn.eq(chosen)
 
-        owed = [Signal(8, name=f"owed{channel}") for channel in range(NUM_CHANNELS)]
+        owed = self.owed
         side = self.o.payload.side
         tells = self.up & ~hello & Cat(*owed).any()
         word = Signal(word_layout())
@@ -173,10 +176,16 @@ class OnChipReceiver(wiring.Component):
         For each channel, whether a word leaves the buffer.
     freed : Out(FREED)
         For each channel, words that have left the other end's buffer.
+
+    Attributes
+    ----------
+    valid, beat
+        Signals for proofs: whether a beat came in the cycle before, and that beat.
     """
 
     def __init__(self, spec: OnChipSpec) -> None:
         self.spec = spec
+        self.valid, self.beat = Signal(), Signal(BEAT, reset_less=True)
         self.buffers = [WordFifo(word_layout(), slots) for slots in spec.slots]
         super().__init__(
             {
@@ -193,7 +202,7 @@ class OnChipReceiver(wiring.Component):
 
     def elaborate(self, platform):  # noqa: D102
         m = Module()
-        valid, beat = Signal(), Signal(BEAT, reset_less=True)
+        valid, beat = self.valid, self.beat
         m.d.sync += valid.eq(self.i.valid)
         with m.If(self.i.valid):
             m.d.sync += beat.eq(self.i.payload)
