@@ -267,12 +267,11 @@ class OnChipProof(wiring.Component):
 
     def elaborate(self, platform: Any) -> Any:  # noqa: D102
         m = Module()
-        slices = []
+        slices: list[Any] = [Slice(BEAT) for _ in range(2)]  # type: ignore[no-untyped-call]
         for number, (transmitter, receiver) in enumerate(self._ends):
             m.submodules[f"transmitter{number}"] = transmitter
             m.submodules[f"receiver{number}"] = receiver
-            m.submodules[f"slice{number}"] = wires = Slice(BEAT)
-            slices.append(wires)
+            m.submodules[f"slice{number}"] = wires = slices[number]
             wiring.connect(m, transmitter.o, wires.i)
             m.d.comb += [
                 transmitter.up.eq(1),

@@ -22,6 +22,7 @@ from fpgapipe.hw.hls_models.cycles.core_cycles import (
     MemorySpec,
     Prediction,
 )
+from fpgapipe.hw.hls_models.cycles.end_cycles import end_cycles
 from fpgapipe.hw.hls_models.cycles.engine_cycles import (
     LOAD_CYCLES,
     RECEIVE_CYCLES,
@@ -32,11 +33,7 @@ from fpgapipe.hw.hls_models.cycles.engine_cycles import (
     Mover,
 )
 from fpgapipe.hw.hls_models.cycles.link_cycles import (
-    ARRIVE_CYCLES,
     ENTER_CYCLES,
-    FREED_CYCLES,
-    HEARD_CYCLES,
-    TRANSMIT_CYCLES,
     WRITE_CYCLES,
     WireTiming,
 )
@@ -45,15 +42,12 @@ from fpgapipe.hw.hls_models.model.dma import burst_words, bursts
 from fpgapipe.hw.hls_models.model.link_dma import rows_of, send_words, words_of_packet
 from fpgapipe.hw.hls_models.model.sequencer import SequencerSpec
 from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec
-from fpgapipe.hw.hls_models.spec.link import NUM_CHANNELS, TRAILER_BYTES, LinkEngineSpec
+from fpgapipe.hw.hls_models.spec.link import NUM_CHANNELS
+from fpgapipe.hw.hls_models.spec.on_chip import LinkEndSpec
 
 CYCLES = {
     **DISPATCH_CYCLES,
     "enter_cycles": ENTER_CYCLES,
-    "transmit_cycles": TRANSMIT_CYCLES,
-    "arrive_cycles": ARRIVE_CYCLES,
-    "freed_cycles": FREED_CYCLES,
-    "heard_cycles": HEARD_CYCLES,
     "write_cycles": WRITE_CYCLES,
 }
 """Constants under the names that the machine code uses for them."""
@@ -139,7 +133,11 @@ def predict_cluster(
         ports = [_port(runs, end) for end in pair]
         for port, other in (ports, reversed(ports)):
             port.join(other, wire)
-    _run_all(runs, min((wire.latency_cycles for wire in wires), default=1))
+    # What an end sends, and what it frees, is heard at the other end no sooner than this.
+    heard = [
+        port.latency_cycles + port.ends.arrive for run in runs for port in run.ports if port.other
+    ]
+    _run_all(runs, min(heard, default=1))
     waiting = [
         f"device {number}: {each}" for number, run in enumerate(runs) for each in run.waiting()
     ]
@@ -157,7 +155,7 @@ def predict_cluster(
 
 
 def _run_all(runs: Sequence["_DeviceRun"], window: int) -> None:
-    """Advance all runs; none gets further ahead than the latency of the fastest wire."""
+    """Advance all runs; none gets further ahead than what the other ends of its links may hear."""
     ports = [run.ports for run in runs]
     ends = {id(port): number for number, port in enumerate(chain(*ports))}
     joined = [port for port in chain(*ports) if port.other is not None]
@@ -187,7 +185,7 @@ class _Chunk(NamedTuple):
 
     ``frame`` is used for a RECEIVE only: the number, in its channel, of the frame that has the last
     of the words. ``frees`` is the number of frames that the RECEIVE has taken completely with these
-    words.
+    words, or that of words where room is counted in these.
     """
 
     instruction: int
@@ -206,17 +204,22 @@ class _Port:
     ----------
     run : _DeviceRun
     link : int
-    spec : LinkEngineSpec
+    spec : LinkEngineSpec or OnChipSpec
+
+    Attributes
+    ----------
+    ends : EndCycles
     """
 
-    def __init__(self, run: "_DeviceRun", link: int, spec: LinkEngineSpec) -> None:
+    def __init__(self, run: "_DeviceRun", link: int, spec: LinkEndSpec) -> None:
         self.run = run
         self.link = link
         self.spec = spec
+        self.ends = end_cycles(spec)
         self.other: _Port | None = None
         self._wire = WireTiming()
         self._waiting: deque[_Chunk] = deque()  # read from memory, and not yet in the link
-        self._room = list(spec.slots)  # for each channel, frames that the link can still take
+        self._room = list(spec.slots)  # for each channel, frames or words that it can still take
         self._enter_from = 0.0
         self._wire_from = 0.0
         self._trailers: deque[float] = deque()  # ends of the frames that are being sent
@@ -262,9 +265,12 @@ class _Port:
 
     def _enter(self, now: float) -> None:
         """Let frames into the link as far as the other end has room."""
-        while self._waiting and self._room[self._waiting[0].channel]:
+        while self._waiting:
+            takes = self._link_words(self._waiting[0]) if self.ends.cuts_through else 1
+            if self._room[self._waiting[0].channel] < takes:
+                return
             chunk = self._waiting.popleft()
-            self._room[chunk.channel] -= 1
+            self._room[chunk.channel] -= takes
             # Words follow their beats on the bus, but only after all earlier words have entered.
             behind = now + ENTER_CYCLES
             enters = self._link_words(chunk) * self.spec.parts
@@ -287,13 +293,17 @@ class _Port:
         if self.other is None:
             return
         words = self._link_words(chunk)
-        takes = (words * WORD_BYTES + TRAILER_BYTES) / self.rate
-        self._wire_from = max(self._wire_from, now + TRANSMIT_CYCLES) + takes
-        self._trailers.append(self._wire_from)
+        takes = (words * WORD_BYTES + self.spec.overhead_bytes) / self.rate
+        begins = now + self.ends.transmit
+        if self.ends.cuts_through:
+            self._wire_from = max(self._wire_from + takes, begins + WORD_BYTES / self.rate)
+        else:
+            self._wire_from = max(self._wire_from, begins) + takes
+            self._trailers.append(self._wire_from)
         self._words += words
         self._frames += 1
         self._busy += takes
-        comes = self._wire_from + self._wire.latency_cycles + ARRIVE_CYCLES
+        comes = self._wire_from + self._wire.latency_cycles + self.ends.arrive
         other = self.other
         other.run.at(comes, Event.CALL, lambda then: other.arrive(chunk.channel, then))
 
@@ -303,15 +313,15 @@ class _Port:
         self.run.receivers[self.link].look(now)
 
     def free(self, channel: int, count: int, now: float) -> None:
-        """Free frames whose words have been taken; the next trailer tells the other end."""
+        """Free frames or words that have been taken; the next trailer or beat tells it."""
         assert self.other is not None, "what came has come from another end"
-        ready = now + FREED_CYCLES
+        ready = now + self.ends.freed
         while self._trailers and self._trailers[0] < ready:
             self._trailers.popleft()
         # If nothing is on its way, a frame of a trailer alone tells it.
-        told = self._trailers[0] if self._trailers else ready + TRAILER_BYTES / self.rate
+        told = self._trailers[0] if self._trailers else ready + self.spec.overhead_bytes / self.rate
         other = self.other
-        heard = told + self._wire.latency_cycles + HEARD_CYCLES
+        heard = told + self._wire.latency_cycles + self.ends.heard
         other.run.at(heard, Event.CALL, lambda then: other.make_room(channel, count, then))
 
     def make_room(self, channel: int, count: int, now: float) -> None:
@@ -335,7 +345,7 @@ class _Sender(Mover):
 
     def start(self, index: int, instruction: Instruction, now: float) -> float:
         """See `Engine`."""
-        frame_words = self._port.spec.frame_words
+        frame_words = self._port.ends.chunk_words
         left = words_of_packet(instruction.body)
         channel = instruction.body["channel"]
         is_first = True
@@ -398,7 +408,8 @@ class _Receiver(Mover):
 
     def _bursts(self, index: int, body: Mapping[str, Any]) -> Iterator[_Chunk]:
         """Iterate over the bursts of a packet, each with the frame that it has to wait for."""
-        channel, frame_words = body["channel"], self._port.spec.frame_words
+        channel, ends = body["channel"], self._port.ends
+        frame_words = ends.chunk_words
         longest = burst_words(self.run.core)
         sizes = [
             size // WORD_BYTES
@@ -413,7 +424,8 @@ class _Receiver(Mover):
             is_last = number == len(sizes) - 1
             whole = num_frames if is_last else at // frame_words
             frame = before + (at - 1) // frame_words
-            yield _Chunk(index, channel, size, number == 0, is_last, frame, whole - taken)
+            frees = size + (number == 0) if ends.cuts_through else whole - taken
+            yield _Chunk(index, channel, size, number == 0, is_last, frame, frees)
             taken = whole
         self._frames[channel] += num_frames
 

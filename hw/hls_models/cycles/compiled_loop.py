@@ -47,9 +47,10 @@ def _enter(s: State, port: int, now: float) -> None:
     p = s.ports[port]
     while p.entering < p.waiting:
         chunk = s.sends[p.entering]
-        if p.room[chunk.channel] == 0:
+        takes = chunk.link_words if p.cuts_through else 1
+        if p.room[chunk.channel] < takes:
             return
-        p.room[chunk.channel] -= 1
+        p.room[chunk.channel] -= takes
         p.entering += 1
         behind = now + s.whole[0].enter_cycles
         p.enter_from = larger(behind, p.enter_from + chunk.link_words * p.parts)
@@ -84,13 +85,18 @@ def _entered(s: State, port: int, now: float) -> None:
         _end(s, p.device, chunk.index, now + whole.send_cycles - whole.enter_cycles)
     if p.other < 0:
         return
-    takes = (chunk.link_words * whole.word_bytes + whole.trailer_bytes) / p.rate
-    p.wire_from = larger(p.wire_from, now + whole.transmit_cycles) + takes
-    chunk.trailer = p.wire_from
+    takes = (chunk.link_words * whole.word_bytes + p.overhead_bytes) / p.rate
+    begins = now + p.transmit
+    if p.cuts_through:
+        p.wire_from = larger(p.wire_from + takes, begins + whole.word_bytes / p.rate)
+        chunk.trailer = -1.0
+    else:
+        p.wire_from = larger(p.wire_from, begins) + takes
+        chunk.trailer = p.wire_from
     p.words += chunk.link_words
     p.frames += 1
     p.busy += takes
-    comes = p.wire_from + p.wire_latency + whole.arrive_cycles
+    comes = p.wire_from + p.wire_latency + p.arrive
     at(s, s.ports[p.other].device, comes, ARRIVED, p.other * 4 + chunk.channel)
 
 
@@ -119,14 +125,14 @@ def _look_receives(s: State, port: int, now: float) -> None:
 @compiled_without_counts
 def _free_frames(s: State, port: int, channel: int, count: int, now: float) -> None:
     """Free frames whose words have been taken, as `_Port.free` does."""
-    p, whole = s.ports[port], s.whole[0]
-    ready = now + whole.freed_cycles
+    p = s.ports[port]
+    ready = now + p.freed
     # Find the first trailer of a transmitted frame that can report it.
     sent = p.first_send + p.frames
     while p.told < sent and s.sends[p.told].trailer < ready:
         p.told += 1
-    told = s.sends[p.told].trailer if p.told < sent else ready + whole.trailer_bytes / p.rate
-    heard = told + p.wire_latency + whole.heard_cycles
+    told = s.sends[p.told].trailer if p.told < sent else ready + p.overhead_bytes / p.rate
+    heard = told + p.wire_latency + p.heard
     what = (count * 4 + channel) * _PORTS + p.other
     at(s, s.ports[p.other].device, heard, ROOM, what)
 

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from fpgapipe.hw.hls_models.cycles import engine_cycles as engines
 from fpgapipe.hw.hls_models.cycles.bus_cycles import Bus, Channel
+from fpgapipe.hw.hls_models.cycles.end_cycles import EndCycles
 from fpgapipe.hw.hls_models.cycles.engine_cycles import PROGRAM_WORDS, Engine, Kind
 from fpgapipe.hw.hls_models.cycles.instruction_cycles import gemm_timing, words_of_transfer
 from fpgapipe.hw.hls_models.cycles.vector_cycles import meeting_cycles, vector_cycles
@@ -34,7 +35,8 @@ from fpgapipe.hw.hls_models.model.dma import burst_words, bursts
 from fpgapipe.hw.hls_models.model.link_dma import rows_of, send_words, words_of_packet
 from fpgapipe.hw.hls_models.model.sequencer import SequencerSpec
 from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec
-from fpgapipe.hw.hls_models.spec.link import NUM_CHANNELS, TRAILER_BYTES, LinkEngineSpec
+from fpgapipe.hw.hls_models.spec.link import NUM_CHANNELS
+from fpgapipe.hw.hls_models.spec.on_chip import LinkEndSpec
 
 _T = TypeVar("_T")
 
@@ -44,10 +46,12 @@ class Port(Protocol):
 
     Attributes
     ----------
-    spec : LinkEngineSpec
+    spec : LinkEngineSpec or OnChipSpec
+    ends : EndCycles
     """
 
-    spec: LinkEngineSpec
+    spec: LinkEndSpec
+    ends: EndCycles
 
     @property
     def latency_cycles(self) -> int:
@@ -108,11 +112,11 @@ def _record(*names: str, floats: Iterable[str] = (), lists: Mapping[str, int] | 
 
 WHOLE = np.dtype(
     _record(
-        *("most_events", "free_flow", "failed", "word_bytes", "trailer_bytes"),
+        *("most_events", "free_flow", "failed", "word_bytes"),
         *("start_cycles", "fetch_cycles", "fetched_cycles", "offer_cycles", "take_cycles"),
         *("signal_cycles", "load_cycles", "loaded_cycles", "store_cycles", "send_cycles"),
         *("receive_cycles", "reader_cycles", "kept_cycles", "read_ahead_cycles", "enter_cycles"),
-        *("transmit_cycles", "arrive_cycles", "freed_cycles", "heard_cycles", "write_cycles"),
+        "write_cycles",
         floats=("epsilon",),
     )
 )
@@ -159,6 +163,7 @@ PORT = np.dtype(
         *("device", "other", "sent_channel", "words_room", "words", "frames", "parts"),
         *("first_send", "wanted", "asked", "waiting", "entering", "entered", "told"),
         *("awaited", "taken", "written"),
+        *("overhead_bytes", "cuts_through", "transmit", "arrive", "freed", "heard"),
         floats=("rate", "wire_latency", "enter_from", "wire_from", "busy", "take_from"),
         lists={"room": NUM_CHANNELS, "arrived": NUM_CHANNELS},
     )
@@ -227,7 +232,7 @@ class Tables:
             for name in WHOLE.names or ()
             if hasattr(engines, name.upper())
         }
-        known |= {"word_bytes": WORD_BYTES, "trailer_bytes": TRAILER_BYTES, "failed": -1}
+        known |= {"word_bytes": WORD_BYTES, "failed": -1}
         for name, value in {**known, **numbers}.items():
             self.whole[name] = value
         for device, run in enumerate(runs):
@@ -407,6 +412,9 @@ class Tables:
             own["parts"] = port.spec.parts
             own["rate"] = port.rate
             own["room"] = port.spec.slots
+            own["overhead_bytes"] = port.spec.overhead_bytes
+            for name in ("cuts_through", "transmit", "arrive", "freed", "heard"):
+                own[name] = getattr(port.ends, name)
             frames = [0] * NUM_CHANNELS
             for index, instruction in enumerate(run.program):
                 if instruction.opcode is Opcode.END:
@@ -415,13 +423,13 @@ class Tables:
                     continue
                 channel = instruction.body["channel"]
                 if instruction.opcode is Opcode.SEND:
-                    chunks = _frames(words_of_packet(instruction.body), port.spec.frame_words)
+                    chunks = _frames(words_of_packet(instruction.body), port.ends.chunk_words)
                     self._sends.append(chunks)
                 else:
-                    chunks = _bursts(instruction.body, run.core, port.spec.frame_words)
+                    chunks = _bursts(instruction.body, run.core, port.ends)
                     size = 1 + int(chunks["words"].sum())
                     chunks["frame"] += frames[channel]
-                    frames[channel] += -(-size // port.spec.frame_words)
+                    frames[channel] += -(-size // port.ends.chunk_words)
                     self._receives.append(chunks)
                 chunks["index"], chunks["channel"] = first + index, channel
                 self.code["chunks"][first + index] = len(chunks)
@@ -480,7 +488,7 @@ def _frames(words: int, frame_words: int) -> NDArray[Any]:
     return chunks
 
 
-def _bursts(body: Mapping[str, Any], core: CoreSpec, frame_words: int) -> NDArray[Any]:
+def _bursts(body: Mapping[str, Any], core: CoreSpec, link: EndCycles) -> NDArray[Any]:
     """Return the bursts of a RECEIVE, with the frames that they need and those that they free."""
     longest = burst_words(core)
     # Only the place of the first word in a burst matters.
@@ -489,10 +497,10 @@ def _bursts(body: Mapping[str, Any], core: CoreSpec, frame_words: int) -> NDArra
     sizes = np.array(_sizes(longest, memory, *(body[name] for name in names)), np.int64)
     chunks = np.zeros(len(sizes), RECEIVED)
     ends = 1 + sizes.cumsum()
-    whole = ends // frame_words
-    whole[-1:] = -(-ends[-1:] // frame_words)
-    chunks["words"], chunks["frame"] = sizes, (ends - 1) // frame_words
-    chunks["frees"] = np.diff(whole, prepend=0)
+    whole = ends // link.chunk_words
+    whole[-1:] = -(-ends[-1:] // link.chunk_words)
+    chunks["words"], chunks["frame"] = sizes, (ends - 1) // link.chunk_words
+    chunks["frees"] = np.diff(ends if link.cuts_through else whole, prepend=0)
     chunks["is_last"][-1:] = 1
     return chunks
 

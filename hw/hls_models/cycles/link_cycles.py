@@ -4,53 +4,21 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
-from typing import NamedTuple
 
 from fpgapipe.hw.hls_models.cycles.core_cycles import MemorySpec
+from fpgapipe.hw.hls_models.cycles.end_cycles import end_cycles
 from fpgapipe.hw.hls_models.cycles.engine_cycles import LOAD_CYCLES, SEND_CYCLES, SIGNAL_CYCLES
 from fpgapipe.hw.hls_models.isa.instructions import WORD_BYTES
 from fpgapipe.hw.hls_models.model.dma import burst_words
 from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec
-from fpgapipe.hw.hls_models.spec.on_chip import LinkEndSpec, OnChipSpec
+from fpgapipe.hw.hls_models.spec.on_chip import LinkEndSpec
 
 ENTER_CYCLES = 4
 """Cycles from the end of a word's beat on the bus to the word's entry into the link."""
 
-TRANSMIT_CYCLES, ARRIVE_CYCLES, FREED_CYCLES, HEARD_CYCLES = 7, 11, 5, 8
-"""What `EndCycles` says of links between devices."""
-
 WRITE_CYCLES = 6
 """Cycles from the end of the last word of a burst that a RECEIVE takes to the burst's first beat on
 the bus."""
-
-
-class EndCycles(NamedTuple):
-    """Cycles that the ends of a link add.
-
-    Attributes
-    ----------
-    transmit : int
-        From the entry of a frame's last word to the frame's first beat on the wire.
-    arrive : int
-        From the end of a frame's last beat, at the receiving end, to the frame's first word.
-    freed : int
-        From the moment a frame's last word leaves the link to a beat that can report it.
-    heard : int
-        From the end of that beat, at the end that receives it, to the entry of a word that takes
-        the room which it reports.
-    """
-
-    transmit: int
-    arrive: int
-    freed: int
-    heard: int
-
-
-def end_cycles(link: LinkEndSpec) -> EndCycles:
-    """Cycles that the ends of a link add; words of an on-chip link are its frames."""
-    if isinstance(link, OnChipSpec):
-        return EndCycles(0, 2, 1, 2)
-    return EndCycles(TRANSMIT_CYCLES, ARRIVE_CYCLES, FREED_CYCLES, HEARD_CYCLES)
 
 
 @dataclass(frozen=True)
