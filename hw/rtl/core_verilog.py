@@ -7,7 +7,7 @@ from importlib.metadata import version
 from fpgapipe.answers import remembered
 from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec
 from fpgapipe.hw.rtl.device import Device
-from fpgapipe.hw.rtl.verilog import verilog_of
+from fpgapipe.hw.rtl.verilog import note_generated, verilog_of
 from fpgapipe.stopwatch import phase
 
 
@@ -18,4 +18,5 @@ def device_verilog(core: CoreSpec) -> str:
     question = {"core": asdict(core), "tools": tools}
     with phase("elaboration of the hardware"):
         found: str = remembered("verilog", ("hw",), question, lambda: verilog_of(Device(core)))
+    note_generated(found)
     return found

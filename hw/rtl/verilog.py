@@ -10,6 +10,7 @@ converted a module or on the order in which modules were done. Without helpers i
 import atexit
 import contextlib
 import functools
+import hashlib
 import logging
 import os
 import pickle
@@ -69,6 +70,9 @@ serve()
 
 
 logger = logging.getLogger(__name__)
+
+_generated: set[bytes] = set()
+"""Digests of the texts of modules that the gateware gave, in this process or an earlier one."""
 
 
 class _Platform:
@@ -342,7 +346,23 @@ def verilog_of(component: Any, name: str = "top") -> str:
             raise UserError(
                 f"Yosys did not convert {type(component).__name__} to Verilog: {error}"
             ) from None
-    return "\n".join([header + pieces.pop(name), *(pieces[key] for key in sorted(pieces))])
+    verilog = "\n".join([header + pieces.pop(name), *(pieces[key] for key in sorted(pieces))])
+    note_generated(verilog)
+    return verilog
+
+
+def note_generated(verilog: str) -> None:
+    """Note that the gateware gives a text, which was kept by an earlier process."""
+    _generated.update(map(_digest, re.split(r"^(?=module )", verilog, flags=re.MULTILINE)))
+
+
+def is_generated(module: str) -> bool:
+    """Whether the text of a module is one that the gateware gives, as far as this process knows."""
+    return _digest(module) in _generated
+
+
+def _digest(text: str) -> bytes:
+    return hashlib.sha256(text.strip().encode()).digest()
 
 
 def _cache_of_yosys() -> str:

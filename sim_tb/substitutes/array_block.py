@@ -85,6 +85,7 @@ def _body(ports: Ports, text: str) -> str | None:
 ARRAY = Block(
     "array",
     "systolic_cells",
+    "fpgapipe.hw.rtl.gemm.systolic",
     ("block_simd.hpp", "block_bits.hpp", "block_array.cpp"),
     _IMPORTS,
     _body,

@@ -18,6 +18,8 @@ class Block:
         Name of the block for users.
     module : str
         Regular expression for the names of its modules.
+    gateware : str
+        Python module that describes these modules.
     sources : tuple of str
         C++ files of this folder that hold its model.
     imports : str
@@ -29,6 +31,7 @@ class Block:
 
     name: str
     module: str
+    gateware: str
     sources: tuple[str, ...]
     imports: str
     body: Callable[[Ports, str], str | None]

@@ -68,6 +68,7 @@ def _body(ports: Ports, text: str) -> str | None:
 LANES = Block(
     "lanes",
     "vector_lane_array",
+    "fpgapipe.hw.rtl.vector.vector_lanes",
     ("block_simd.hpp", "block_bits.hpp", "block_fp32.hpp", "block_lanes.cpp"),
     _IMPORTS,
     _body,

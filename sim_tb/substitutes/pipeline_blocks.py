@@ -84,6 +84,7 @@ def _quantiser(ports: Ports, _: str) -> str | None:
 ACCUMULATORS = Block(
     "accumulators",
     "accumulator_columns",
+    "fpgapipe.hw.rtl.gemm.datapath",
     (*_HEADERS, "block_accumulators.cpp"),
     _ACCUMULATORS_IMPORTS,
     _accumulators,
@@ -91,6 +92,7 @@ ACCUMULATORS = Block(
 QUANTISER = Block(
     "quantiser",
     "block_quantiser",
+    "fpgapipe.hw.rtl.arith.mx",
     (*_HEADERS, "block_quantise.hpp", "block_quantiser.cpp"),
     _QUANTISER_IMPORTS,
     _quantiser,

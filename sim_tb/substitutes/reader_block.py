@@ -80,6 +80,7 @@ def _body(ports: Ports, text: str) -> str | None:
 READER = Block(
     "reader",
     "operand_reader",
+    "fpgapipe.hw.rtl.gemm.operand",
     (
         *("block_simd.hpp", "block_bits.hpp", "block_fp32.hpp", "block_quantise.hpp"),
         *("block_addresses.hpp", "block_reader.cpp"),

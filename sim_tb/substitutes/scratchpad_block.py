@@ -132,6 +132,7 @@ def _meets(one: str, other: str, row_bits: int, banks: int) -> str:
 SCRATCHPAD = Block(
     "scratchpad",
     "scratchpad",
+    "fpgapipe.hw.rtl.dma.scratchpad",
     ("block_simd.hpp", "block_scratchpad.cpp"),
     _IMPORTS,
     _body,

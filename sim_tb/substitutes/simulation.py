@@ -64,11 +64,15 @@ class Blocks:
         Names of the blocks that have a model in C++ in the simulator.
     left : tuple of str
         Modules of such blocks that the model does not cover; they stay in Verilog.
+    changed : tuple of str
+        Modules of such blocks that are not what the model was compared with (`compared`); they stay
+        in Verilog, too.
     """
 
     simulation: Simulation
     substituted: tuple[str, ...]
     left: tuple[str, ...]
+    changed: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         """Describe in words, such as ``fast (array, quantiser in C++)``."""
@@ -77,4 +81,8 @@ class Blocks:
             parts.append(f"{', '.join(self.substituted)} in C++")
         if self.left:
             parts.append(f"{', '.join(self.left)} not covered, in Verilog")
+        if self.changed:
+            parts.append(
+                f"{', '.join(self.changed)} changed since the comparison with C++, in Verilog"
+            )
         return f"{self.simulation} ({'; '.join(parts)})" if parts else str(self.simulation)

@@ -3,15 +3,18 @@
 `substitute` rewrites the Verilog for the native simulator. A substituted module keeps its name and
 ports; its inside calls functions in C++ through Verilog's interface DPI-C. Each instance has its
 own state, so devices may run in different threads. A module that a model does not cover, because
-its ports or parts are not those that the model was made for, stays in Verilog.
+its ports or parts are not those that the model was made for, stays in Verilog. So does one whose
+gateware or text is not what the model was compared with (`compared`), unless both are simulated.
 """
 
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from fpgapipe.hw.rtl.verilog import is_generated
 from fpgapipe.sim_tb.substitutes.array_block import ARRAY
 from fpgapipe.sim_tb.substitutes.block import Block
+from fpgapipe.sim_tb.substitutes.compared import is_compared
 from fpgapipe.sim_tb.substitutes.lanes_block import LANES
 from fpgapipe.sim_tb.substitutes.pipeline_blocks import ACCUMULATORS, QUANTISER
 from fpgapipe.sim_tb.substitutes.reader_block import READER
@@ -45,15 +48,23 @@ class Substituted:
     sources : tuple of str
         C++ files of this folder that belong to it.
     blocks : Blocks
+    modules : frozenset of str
+        Names of the modules that were substituted.
     """
 
     verilog: str
     sources: tuple[str, ...]
     blocks: Blocks
+    modules: frozenset[str] = frozenset()
 
 
 def substitute(
-    verilog: str, top: str, simulation: Simulation, blocks: Sequence[Block] = BLOCKS
+    verilog: str,
+    top: str,
+    simulation: Simulation,
+    blocks: Sequence[Block] = BLOCKS,
+    *,
+    modules: frozenset[str] | None = None,
 ) -> Substituted:
     """Substitute blocks of a design.
 
@@ -66,12 +77,17 @@ def substitute(
     simulation : Simulation
     blocks : sequence of Block
         Kinds of blocks that may be substituted.
+    modules : frozenset of str, optional
+        Names of the modules that may be substituted, for a text that was rewritten. By default,
+        they have the text that the gateware gives, and the gateware is what was compared.
     """
     if simulation is Simulation.VERILOG:
         return Substituted(verilog, (), Blocks(simulation, (), ()))
     texts = split_modules(verilog)
-    found: set[str] = set()
+    originals = dict(texts)
+    found: dict[str, str] = {}
     left: list[str] = []
+    changed: list[str] = []
     for module, text in list(texts.items()):
         block = next((each for each in blocks if re.fullmatch(each.module, module)), None)
         if block is None:
@@ -80,7 +96,16 @@ def substitute(
         if body is None:
             left.append(module)
             continue
-        found.add(block.name)
+        trusted = (
+            module in modules
+            if modules is not None
+            else is_compared(block)
+            and all(is_generated(originals[part]) for part in reachable(originals, module))
+        )
+        if simulation is Simulation.FAST and not trusted:
+            changed.append(module)
+            continue
+        found[module] = block.name
         if simulation is Simulation.FAST:
             texts[module] = _module(module, ports(text), body)
         else:
@@ -88,9 +113,9 @@ def substitute(
             texts[verilog_name] = text.replace(f"module {module}", f"module {verilog_name}", 1)
             texts[fast_name] = _module(fast_name, ports(text), body)
             texts[module] = _comparison(module, ports(text))
-    used = [block for block in blocks if block.name in found]
+    used = [block for block in blocks if block.name in found.values()]
     if not used:
-        return Substituted(verilog, (), Blocks(simulation, (), tuple(left)))
+        return Substituted(verilog, (), Blocks(simulation, (), tuple(left), tuple(changed)))
     imports = "".join([_IMPORTS, *(block.imports for block in used)])
     head = texts.pop("")
     kept = reachable(texts, top)
@@ -98,7 +123,8 @@ def substitute(
     return Substituted(
         "".join([head, imports, *(text for name, text in texts.items() if name in kept)]),
         (*_COMMON, *sources),
-        Blocks(simulation, tuple(block.name for block in used), tuple(left)),
+        Blocks(simulation, tuple(block.name for block in used), tuple(left), tuple(changed)),
+        frozenset(found),
     )
 
 

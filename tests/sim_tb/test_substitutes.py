@@ -1,7 +1,13 @@
-"""Tests of the blocks that the native simulator runs as C++."""
+"""Tests of the blocks that the native simulator runs as C++.
 
+With ``FPGAPIPE_RECORD=1`` they record what was compared, where no output differed.
+"""
+
+import importlib.util
+import json
 import os
 import threading
+from pathlib import Path
 
 import pytest
 from reader_driver import CHANCES, reader_driver
@@ -16,6 +22,7 @@ from fpgapipe.hw.rtl.gemm.operand import OperandReader
 from fpgapipe.hw.rtl.vector.vector_lanes import VectorLanes
 from fpgapipe.hw.rtl.verilog import verilog_of
 from fpgapipe.sim_tb.native.native import DeviceError, NativeDevice, build_native
+from fpgapipe.sim_tb.substitutes import compared
 from fpgapipe.sim_tb.substitutes.lockstep import Driven, lockstep_top
 from fpgapipe.sim_tb.substitutes.simulation import Simulation, chosen_simulation
 from fpgapipe.sim_tb.substitutes.substitution import BLOCKS, substitute
@@ -77,6 +84,21 @@ def test_substitutes_equal_their_verilog(small, simd, monkeypatch):
     monkeypatch.setenv("FPGAPIPE_SIMD", simd)
     with NativeDevice(small) as device:
         assert device.run(stall_cycles=None) > 2000
+
+
+def test_what_was_compared_is_recorded(small, monkeypatch):
+    """The record is renewed only by this test, after all blocks have equalled their models."""
+    for simd in SIMD:
+        monkeypatch.setenv("FPGAPIPE_SIMD", simd)
+        with NativeDevice(small) as device:
+            device.run(stall_cycles=None)
+    found = {block.name: compared.digest_of(block) for block in BLOCKS}
+    if os.environ.get("FPGAPIPE_RECORD") == "1":
+        compared.RECORD.write_text(json.dumps(found, indent=2) + "\n")
+    assert json.loads(compared.RECORD.read_text()) == found, (
+        "gateware or models have changed since they were compared: run this test with "
+        "FPGAPIPE_RECORD=1, and commit compared.json"
+    )
 
 
 @pytest.mark.parametrize("block", [block.name for block in BLOCKS])
@@ -179,6 +201,51 @@ def test_only_covered_modules_are_substituted():
     )
     assert "systolic_row" in found.verilog
     assert substitute(top, "lockstep", Simulation.VERILOG).verilog == top
+
+
+def test_a_changed_row_is_simulated_as_verilog():
+    """A text that the gateware does not give has no model, whatever the name of its module."""
+    top = lockstep_top(blocks_of(2, 2), DRIVEN, 1)
+    row = split_modules(top)["systolic_row_2x8_17"]
+    other = top.replace(row, row.replace(" + ", " - ", 1))
+    assert other != top
+    found = substitute(other, "lockstep", Simulation.FAST)
+    assert found.blocks.changed == ("systolic_cells",)
+    assert "systolic_row" in found.verilog
+    assert str(found.blocks) == (
+        "fast (accumulators, quantiser, scratchpad, lanes, reader in C++; "
+        "systolic_cells changed since the comparison with C++, in Verilog)"
+    )
+    both = substitute(other, "lockstep", Simulation.VERIFIED)
+    assert "array" in both.blocks.substituted
+
+
+def test_changed_gateware_is_simulated_as_verilog(tmp_path, monkeypatch):
+    """Blocks whose gateware imports the adder have no model when the adder has changed."""
+    top = lockstep_top(blocks_of(2, 2), DRIVEN, 1)
+    find_spec = importlib.util.find_spec
+
+    def find(name):
+        spec = find_spec(name)
+        if name == "fpgapipe.hw.rtl.arith.fp32":
+            text = Path(spec.origin).read_text()
+            spec.origin = str(tmp_path / "fp32.py")
+            Path(spec.origin).write_text(text + "# a comment\n\n" + change)
+        return spec
+
+    for change, changed in (
+        ("", ()),
+        (
+            "CHANGED = 1\n",
+            ("accumulator_columns", "block_quantiser", "operand_reader", "vector_lane_array"),
+        ),
+    ):
+        monkeypatch.setattr(importlib.util, "find_spec", find)
+        compared.digest_of.cache_clear()
+        found = substitute(top, "lockstep", Simulation.FAST).blocks.changed
+        monkeypatch.undo()
+        compared.digest_of.cache_clear()
+        assert tuple(sorted(found)) == changed
 
 
 def test_simulation_is_chosen(monkeypatch):
