@@ -266,9 +266,7 @@ def build_native(
 
     def compile_(folder: Path, cache: Path, log: Path) -> None:
         if not waves:
-            fast = substitute(
-                clock_enable(verilog), top, simulation, modules=design.modules
-            )
+            fast = substitute(clock_enable(verilog), top, simulation, modules=design.modules)
             rewritten = fast.verilog
             if fast.blocks.substituted:
                 checked = simulation is Simulation.VERIFIED

@@ -48,7 +48,8 @@ def _imported(module: str) -> list[Path]:
         if name in found or not name.startswith("fpgapipe.hw."):
             continue
         spec = importlib.util.find_spec(name)
-        assert spec is not None and spec.origin is not None, name
+        assert spec is not None, name
+        assert spec.origin is not None, name
         found[name] = Path(spec.origin)
         for node in ast.walk(ast.parse(found[name].read_text())):
             if isinstance(node, ast.ImportFrom) and node.module:

@@ -225,14 +225,15 @@ def test_changed_gateware_is_simulated_as_verilog(tmp_path, monkeypatch):
     top = lockstep_top(blocks_of(2, 2), DRIVEN, 1)
     find_spec = importlib.util.find_spec
 
+    adder = tmp_path / "fp32.py"
+
     def find(name):
         spec = find_spec(name)
         if name == "fpgapipe.hw.rtl.arith.fp32":
-            text = Path(spec.origin).read_text()
-            spec.origin = str(tmp_path / "fp32.py")
-            Path(spec.origin).write_text(text + "# a comment\n\n" + change)
+            spec.origin = str(adder)
         return spec
 
+    text = Path(find_spec("fpgapipe.hw.rtl.arith.fp32").origin).read_text()
     for change, changed in (
         ("", ()),
         (
@@ -240,6 +241,7 @@ def test_changed_gateware_is_simulated_as_verilog(tmp_path, monkeypatch):
             ("accumulator_columns", "block_quantiser", "operand_reader", "vector_lane_array"),
         ),
     ):
+        adder.write_text(f"{text}# a comment\n\n{change}")
         monkeypatch.setattr(importlib.util, "find_spec", find)
         compared.digest_of.cache_clear()
         found = substitute(top, "lockstep", Simulation.FAST).blocks.changed
