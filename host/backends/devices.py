@@ -101,6 +101,8 @@ class DeviceBackend(DriverBackend):
         Name of the backend; by default that of the first transport.
     limits : Limits, optional
         How long to wait for devices; by default those of the first transport.
+    periods : sequence of float, optional
+        See `Devices`.
     """
 
     def __init__(
@@ -112,6 +114,7 @@ class DeviceBackend(DriverBackend):
         *,
         name: str | None = None,
         limits: Limits | None = None,
+        periods: Sequence[float] | None = None,
     ) -> None:
         self.name = name or transports[0].name  # type: ignore[misc]
         names = names or [f"device {part.index}" for part in pipeline.parts]
@@ -119,4 +122,5 @@ class DeviceBackend(DriverBackend):
             CoreDriver(name, part.core, transport)
             for name, part, transport in zip(names, pipeline.parts, transports, strict=True)
         ]
-        super().__init__(pipeline, parameters, Devices(drivers, pipeline.wiring, limits=limits))
+        devices = Devices(drivers, pipeline.wiring, limits=limits, periods=periods)
+        super().__init__(pipeline, parameters, devices)

@@ -41,6 +41,9 @@ class Devices:
         Pairs of link ends that are joined.
     limits : Limits, optional
         How long to wait for devices; by default those of the first device's transport.
+    periods : sequence of float, optional
+        Clock period of each device, in periods of the clock in which cycles of all are counted; by
+        default, all have that clock.
 
     Attributes
     ----------
@@ -53,7 +56,9 @@ class Devices:
         wiring: Sequence[tuple[End, End]],
         *,
         limits: Limits | None = None,
+        periods: Sequence[float] | None = None,
     ) -> None:
+        self._periods = periods or [1.0] * len(drivers)
         self.drivers, self.wiring = tuple(drivers), tuple(wiring)
         self._way = self.drivers[0].transport  # its time is that of all
         self.limits = limits or self._way.limits
@@ -118,7 +123,7 @@ class Devices:
         scalars: Sequence[Sequence[int]],
         progress: Callable[[int], object] | None = None,
     ) -> int:
-        """Run a program on each device; return the most cycles that one of them took.
+        """Run a program on each device; return the cycles of the one that took longest.
 
         Parameters
         ----------
@@ -169,8 +174,10 @@ class Devices:
 
     def _cycles(self) -> int:
         """Cycles of the programs so far."""
-        pairs = zip(self.drivers, self._before, strict=True)
-        return max(driver.read_pair("CYCLES") - begin for driver, begin in pairs)
+        found = zip(self.drivers, self._before, self._periods, strict=True)
+        return max(
+            round((driver.read_pair("CYCLES") - begin) * period) for driver, begin, period in found
+        )
 
     def _wait(self, on_slice: Callable[[], object]) -> None:
         """Wait until all programs have ended, as long as there is progress."""

@@ -13,8 +13,7 @@ from fpgapipe.host.driver.core_driver import CoreDriver
 from fpgapipe.host.driver.devices import Devices
 from fpgapipe.host.driver.link_clocks import LinkClock
 from fpgapipe.host.driver.transport import Transport
-from fpgapipe.host.package.clocks import read_clocks
-from fpgapipe.host.package.package import PACKAGE
+from fpgapipe.host.package.clocks import PACKAGE, core_clocks, read_clocks
 from fpgapipe.host.terminal.result import Result
 from fpgapipe.host.transports.opening import transports_of
 from fpgapipe.host.transports.without_boards import SIMULATED, without_boards
@@ -104,8 +103,7 @@ def link_clocks(build: Build, ways: Sequence[Transport]) -> dict[End, LinkClock]
     simulated = [getattr(way, "kind", way.name) in SIMULATED for way in ways]
     read = None if all(simulated) else read_clocks(build.folder / PACKAGE, num_links)
     found = {}
-    for number, node in enumerate(build.plan.nodes):
-        core_hz = node.spec.clk_hz
+    for number, core_hz in enumerate(core_clocks(build.folder / PACKAGE, build.plan)):
         for link in range(num_links[number]):
             packaged_hz = read[number][link] if read else None
             phy_hz = core_hz if simulated[number] else packaged_hz

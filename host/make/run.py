@@ -80,6 +80,8 @@ class Ran(Result):
             rate = scaled(summary.samples_per_s, "samples/s")
             rows.append(("cycles of the last", count(summary.cycles)))
             rows.append((f"at {scaled(summary.clk_hz, 'Hz')}", rate))
+        for device, clk_hz in summary.other_clocks_hz.items():
+            rows.append((f"clock of {device}", f"{scaled(clk_hz, 'Hz')}, not as planned"))
         if summary.learning_rate is not None:
             rows.append(("learning rate", f"{summary.learning_rate:g}, {summary.rate_schedule}"))
         rows.append(("wall time", scaled(summary.wall_s, "s")))

@@ -62,6 +62,25 @@ def aurora_project(target: Target) -> list[str]:
     return lines
 
 
+def aurora_readme(target: Target) -> str:
+    """Return the README's lines on the modules around the Auroras; empty without links."""
+    if not target.links:
+        return ""
+    names = ", ".join(f"`{module_name(link)}`" for link in target.links)
+    return f"""
+The block design refers to {names} as RTL modules, and each has
+the `.xci` of an Aurora inside. Vivado takes such modules by UG994 ("XCI Inferencing", "Limitations
+of the Module Reference Feature"; those of 2023.1, 2023.2 and 2026.1 were read, and nothing was
+tried) if the IP allows it, which the Tcl console says with a 1:
+
+```tcl
+get_property SUPPORTS_MODREF [get_ipdefs xilinx.com:ip:aurora_64b66b:*]
+```
+
+If it is 0, `create_bd_cell` ends with `[filemgmt 56-181]`; take another release.
+"""
+
+
 def add_auroras(
     design: BlockDesign, target: Target, *, clock: str, reset: str, init_clock: str
 ) -> None:

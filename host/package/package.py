@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from fpgapipe.errors import UserError
 from fpgapipe.files import exchange, read_text, scratch_folder
 from fpgapipe.host.build.build_parts import MAX_BYTES
-from fpgapipe.host.package.clocks import CLOCKS, clocks_text
+from fpgapipe.host.package.clocks import CLOCKS, PACKAGE, clocks_text
 from fpgapipe.host.package.flow import FLOWS
 from fpgapipe.host.package.readme import device_readme
 from fpgapipe.host.package.targets import targets
@@ -20,9 +20,6 @@ if TYPE_CHECKING:
     from fpgapipe.host.build.build import Build
     from fpgapipe.host.package.flow import Flow
     from fpgapipe.host.package.target import Target
-
-PACKAGE = "package"
-"""Name of the folder of packages in a build."""
 
 MAKEFILE = "Makefile"
 """Name of the file in the package's folder that builds all devices."""

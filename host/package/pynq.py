@@ -14,6 +14,7 @@ from fpgapipe.host.package.aurora_cells import (
     add_auroras,
     aurora_files,
     aurora_project,
+    aurora_readme,
     aurora_sources,
 )
 from fpgapipe.host.package.block_design import (
@@ -251,7 +252,7 @@ installed (Vivado Store, or `set_param board.repoPaths` with a copy of Xilinx/Xi
 ```sh
 make            # {OVERLAY}.bit, {OVERLAY}.hwh and {OVERLAY}.xsa
 ```
-
+{aurora_readme(target)}
 ## Reach it
 
 Copy `{OVERLAY}.bit` and `{OVERLAY}.hwh` to one folder on the board. `pynq.Overlay` loads the first

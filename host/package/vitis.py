@@ -15,6 +15,7 @@ from fpgapipe.host.package.aurora import (
     module_name,
 )
 from fpgapipe.host.package.bridge import bridge_verilog
+from fpgapipe.host.package.clocks import ACHIEVED
 from fpgapipe.host.package.flow import PHY_PROTOCOL, Flow, vendor_tools
 from fpgapipe.host.package.shim import SHIM_FILES, SHIM_LIBRARY, shim_text
 from fpgapipe.host.package.tcl import Variable, call, command, script
@@ -32,6 +33,16 @@ POINTER = "MEMORY_BASE"
 """The register that Vitis takes for the argument which points to memory."""
 
 XCLBIN = "fpgapipe.xclbin"
+
+JOIN = "join_transceivers.tcl"
+"""Name of the file that joins transceivers after the linker has joined the rest."""
+
+_HOOK = f"""\
+# Transceivers are joined by the linker (connect), or by Tcl commands after it (hook).
+TRANSCEIVERS ?= connect
+HOOK = $(if $(filter hook,$(TRANSCEIVERS)),--advanced.param \\
+	compiler.userPostSysLinkOverlayTcl=$(CURDIR)/{JOIN})
+"""
 
 
 def instance(kernel: str) -> str:
@@ -59,6 +70,8 @@ def files(target: Target, verilog: str) -> Iterator[tuple[str, str]]:
         yield f"{name}.xdc", clock_constraints(link, target.clk_hz, values.init_clock_hz)
         yield f"package_{name}.tcl", kernel_script(target, link, values.init_clock_hz)
     yield "link.cfg", link_config(target, values)
+    if target.links:
+        yield JOIN, join_script(target, values)
     for name in SHIM_FILES:
         yield name, shim_text(name)
     yield "Makefile", makefile(target, values)
@@ -196,10 +209,34 @@ def link_config(target: Target, values: Vitis) -> str:
     return "\n".join(lines) + "\n"
 
 
+def join_script(target: Target, values: Vitis) -> str:
+    """Return Tcl commands that join what ``connect`` joins in the linker's settings."""
+    lines = []
+    for link in target.links:
+        cell, port = instance(module_name(link)), link.transceiver
+        for outer, inner in (
+            (port.platform_clock, "gt_refclk"),
+            (port.platform_lanes, "gt_port"),
+        ):
+            lines.append(
+                command(
+                    "connect_bd_intf_net",
+                    call("get_bd_intf_ports", outer),
+                    call("get_bd_intf_pins", f"{cell}/{inner}"),
+                )
+            )
+        pins = (values.init_clock, f"{cell}/init_clk")
+        lines.append(command("connect_bd_net", *(call("get_bd_pins", each) for each in pins)))
+    return script(
+        f"Joins the transceivers of {target.device} in the linked design. Made by fpgapipe.", lines
+    )
+
+
 def makefile(target: Target, values: Vitis) -> str:
     """Return the Makefile, whose first target is the file that XRT loads."""
     auroras = [module_name(link) for link in target.links]
     objects = " ".join(f"{name}.xo" for name in (CORE, *auroras))
+    hook = JOIN if target.links else ""
     core_file = f"../../../{target.core_file}"
     rules = [
         f"""\
@@ -218,11 +255,17 @@ def makefile(target: Target, values: Vitis) -> str:
 # It needs Vitis (vivado, v++) and XRT in the shell: source their settings64.sh and setup.sh.
 XILINX_XRT ?= /opt/xilinx/xrt
 CXX ?= g++
+{_HOOK if hook else ""}
+all: {XCLBIN} {ACHIEVED} {SHIM_LIBRARY}
 
-all: {XCLBIN} {SHIM_LIBRARY}
+{XCLBIN}: link.cfg {f"{hook} {objects}".strip()}
+	sed '$(if $(HOOK),/^connect=/d)' link.cfg > used.cfg
+	v++ --link --target hw --config used.cfg $(HOOK) --output $@ {objects}
 
-{XCLBIN}: link.cfg {objects}
-	v++ --link --target hw --config $< --output $@ {objects}
+{ACHIEVED}: {XCLBIN}
+	xclbinutil --quiet --force --input $< --dump-section CLOCK_FREQ_TOPOLOGY:JSON:$@
+	@echo "Planned for {target.clock_mhz} MHz; the kernel (type DATA) got:"
+	@grep -B 1 '"DATA"' $@
 
 {chr(10).join(rules)}
 {SHIM_LIBRARY}: xrt_shim.cpp xrt_shim.h
@@ -230,9 +273,17 @@ all: {XCLBIN} {SHIM_LIBRARY}
 		-L$(XILINX_XRT)/lib -Wl,-rpath,$(XILINX_XRT)/lib -lxrt_coreutil
 
 clean:
-	rm -rf build _x .Xil *.xo {XCLBIN}* {SHIM_LIBRARY}
+	rm -rf build _x .Xil *.xo used.cfg {ACHIEVED} {XCLBIN}* {SHIM_LIBRARY}
 
 .PHONY: all clean
+"""
+
+
+_TRANSCEIVERS = f"""
+Transceivers are joined to the platform by `connect` in `link.cfg`, as the Aurora kernels of
+Xilinx/Vitis-Tutorials are for a U200. Xilinx/xup_vitis_network_example joins those of a U55C by Tcl
+commands after the linker. If the linker refuses `connect`, `make TRANSCEIVERS=hook` does so, too,
+with `{JOIN}`.
 """
 
 
@@ -261,6 +312,10 @@ make            # {XCLBIN} and {SHIM_LIBRARY}; hours
 
 The kernel `{instance(CORE)}` is connected to `{memory_connection(target)}`. {where}
 
+If the kernel does not reach {target.clock_mhz} MHz, `v++` lowers its clock and goes on. `make`
+therefore writes the clocks of the bitstream to `{ACHIEVED}` and prints that of the
+kernel; `fpgapipe run`, `report` and `bringup` read the file from here.
+{_TRANSCEIVERS if target.links else ""}
 ## Reach it
 
 The kernel is user-managed, for which pyxrt has no registers. `{SHIM_LIBRARY}` has C functions over

@@ -11,6 +11,7 @@ from fpgapipe.host.package.aurora_cells import (
     add_auroras,
     aurora_files,
     aurora_project,
+    aurora_readme,
     aurora_sources,
 )
 from fpgapipe.host.package.block_design import (
@@ -249,7 +250,7 @@ installed (Vivado Store, or `set_param board.repoPaths` with a copy of Xilinx/Xi
 ```sh
 make            # {BITSTREAM}.bit; hours
 ```
-
+{aurora_readme(target)}
 ## Reach it
 
 Load `{BITSTREAM}.bit` by JTAG and restart the host, or rescan its PCIe bus. The XDMA driver of

@@ -19,6 +19,7 @@ from fpgapipe.files import read_bytes, write_whole
 from fpgapipe.host.backends.model import ModelBackend
 from fpgapipe.host.backends.ranks import communicator
 from fpgapipe.host.build.build import MANIFEST, MAX_MANIFEST_BYTES
+from fpgapipe.host.package.clocks import PACKAGE, core_clocks, other_clocks
 from fpgapipe.host.runtime.check import Check, ExactCheck
 from fpgapipe.host.runtime.evaluation import Inference, filled_batches, found_of, num_right, rated
 from fpgapipe.host.runtime.numeric_check import NumericCheck
@@ -118,7 +119,9 @@ class RunSummary:
     Attributes
     ----------
     clk_hz : float
-        Clock frequency of the devices, Hz; the lowest if they differ.
+        Clock frequency at which cycles are counted, Hz: the lowest that a device was planned for.
+    other_clocks_hz : mapping of str to float
+        Clock frequency of each device whose bitstream has another one than was planned, Hz.
     steps : int
         Number of steps that are done in all.
     ran : int
@@ -128,7 +131,7 @@ class RunSummary:
     accuracy : float or None
         Accuracy of the last validation; in inference, that of all samples.
     cycles : int or None
-        Cycles of the last mini-batch.
+        Cycles of the last mini-batch, at `clk_hz` whatever clock a device has.
     samples_per_s : float or None
         Samples per second at the devices' clock.
     macs : int
@@ -187,6 +190,7 @@ class RunSummary:
     steps_asked: int
     model_steps: int
     outputs: Mapping[str, Mapping[str, float | None]] = field(default_factory=dict)
+    other_clocks_hz: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def samples_per_s(self) -> float | None:
@@ -206,7 +210,7 @@ class RunSummary:
                 "network", "mode", "backend", "check", "devices", "schedule", "batch", "clk_hz",
                 "steps", "ran", "loss", "accuracy", "cycles", "samples_per_s", "macs", "wall_s",
                 "macs_per_s", "learning_rate", "rate_schedule", "simulation", "stopped",
-                "steps_asked", "model_steps", "outputs",
+                "steps_asked", "model_steps", "outputs", "other_clocks_hz",
             )
         }  # fmt: skip
         return found | {
@@ -270,7 +274,9 @@ def open_backend(
     assert options.transports is not None, "boards have addresses"
     ways = options.transports(build.plan)
     names = [node.device for node in build.plan.nodes]
-    return DeviceBackend(build.pipeline, parameters, ways, names, name=name)
+    plan = build.plan
+    periods = [plan.clk_hz / each for each in core_clocks(build.folder / PACKAGE, plan)]
+    return DeviceBackend(build.pipeline, parameters, ways, names, name=name, periods=periods)
 
 
 def product_parts(plan: Plan, graph: Graph) -> dict[str, tuple[int, tuple[int, ...]]]:
@@ -392,6 +398,7 @@ def run_build(
         worst=check.worst if isinstance(check, NumericCheck) else {},
         folder=folder,
         simulation=backend.simulation or (check.backend.simulation if check else None),
+        other_clocks_hz=other_clocks(build.folder / PACKAGE, plan) if options.transports else {},
         **figures,
     )
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import errno
+import itertools
 import os
 import re
 
@@ -246,6 +247,20 @@ def test_memory_that_is_always_wrong_is_named(core, name):
         return
     with pytest.raises(MemoryFault, match=r"^card: .* bytes of its memory from 0x\w+ on read as"):
         memory[64:6064] = data
+
+
+@pytest.mark.parametrize(
+    ("periods", "cycles"), [(None, 1000), ((0.25, 1.0), 400), ((3.0, 1.0), 3000)]
+)
+def test_cycles_of_unequal_clocks_are_counted_at_one(periods, cycles, pipeline, monkeypatch):
+    """The device that takes longest is not always the one that takes most cycles."""
+    parameters = initial_parameters(pipeline.graph, 0)
+    ways = transports(pipeline)
+    with DeviceBackend(pipeline, parameters, ways, limits=LIMITS, periods=periods) as backend:
+        for driver, own in zip(backend.devices.drivers, (1000, 400), strict=True):
+            counts = itertools.chain([7], itertools.repeat(7 + own))
+            monkeypatch.setattr(driver, "read_pair", lambda name, counts=counts: next(counts))
+        assert step(backend).cycles == cycles
 
 
 def test_weights_are_not_read_through_a_bit_that_is_stuck(pipeline):

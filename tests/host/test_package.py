@@ -4,6 +4,7 @@ import os
 import re
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from cases.package_cases import DEVICES, files_of, target_of, verilog
@@ -24,8 +25,11 @@ from cases.vendor_commands import COMMANDS, CONSTRAINTS
 
 from fpgapipe import __version__
 from fpgapipe.boards.library import board_names, load_board
+from fpgapipe.errors import UserError
 from fpgapipe.host.package.block_design import TIMING_CHECK, TIMING_CHECK_TEXT
+from fpgapipe.host.package.clocks import core_clocks, other_clocks
 from fpgapipe.host.package.package import makefile
+from fpgapipe.host.package.vitis import JOIN
 from fpgapipe.hw.hls_models.model.registers import ADDRESS_BITS
 from fpgapipe.sim_tb.native.verilate import verilator_root
 
@@ -305,6 +309,68 @@ def test_makefiles_name_all_files():
         for _, needed in rules:
             for each in needed.split():
                 assert each in targets or each in files or each.startswith("../../../hardware/")
+
+
+TOOLS = {
+    "vivado": "touch fpgapipe_core.xo fpgapipe_aurora_0.xo fpgapipe_aurora_1.xo",
+    "v++": 'echo "$@" >> calls; grep -c ^connect= used.cfg >> calls; touch fpgapipe.xclbin',
+    "xclbinutil": """for to; do :; done; cat > "${to##*:}" <<'END'
+{"clock_freq_topology": {"m_count": "3", "m_clock_freq": [
+    {
+        "m_freq_Mhz": "271",
+        "m_type": "DATA",
+        "m_name": "ulp_ucs_aclk_kernel_00"
+    },
+    {
+        "m_freq_Mhz": "500",
+        "m_type": "KERNEL",
+        "m_name": "ulp_ucs_aclk_kernel_01"
+    }]}}
+END""",
+    "g++": "touch libfpgapipe_xrt.so",
+}
+"""What stands for the tools of vendors: each leaves the files that they do."""
+
+
+@pytest.mark.parametrize("way", ["connect", "hook"])
+def test_a_vitis_package_is_made(way, tmp_path, monkeypatch):
+    """The linker joins transceivers, or a script does; the clock that was made is read back."""
+    tools, place = tmp_path / "tools", tmp_path / "package" / "vitis" / "1-u55c-1"
+    tools.mkdir()
+    place.mkdir(parents=True)
+    for name, text in TOOLS.items():
+        (tools / name).write_text(f"#!/bin/sh\n{text}\n")
+        (tools / name).chmod(0o755)
+    target = target_of("u55c", ("qsfp/0", "qsfp/1"))
+    for name, text in files_of("u55c", ("qsfp/0", "qsfp/1")).items():
+        (place / name).write_text(text)
+    core = place / "../../.." / target.core_file
+    core.parent.mkdir()
+    core.touch()
+    monkeypatch.setenv("PATH", f"{tools}:{os.environ['PATH']}")
+    arguments = ["make", "-C", place, "CXX=g++", f"TRANSCEIVERS={way}"]
+    done = subprocess.run(arguments, check=True, capture_output=True, text=True)
+    options, connects = (place / "calls").read_text().splitlines()
+    hook = f"compiler.userPostSysLinkOverlayTcl={place}/join_transceivers.tcl"
+    assert (hook in options) == (way == "hook")
+    assert connects == ("0" if way == "hook" else "6")
+    assert re.search('Planned for 300 MHz.*\n.*"271"', done.stdout)
+
+    spec = SimpleNamespace(clk_hz=300e6)
+    plan = SimpleNamespace(nodes=[SimpleNamespace(device=each, spec=spec) for each in "ab"])
+    assert core_clocks(tmp_path / "package", plan) == [300e6, 271e6]
+    assert other_clocks(tmp_path / "package", plan) == {"b": 271e6}
+    made = place / "achieved_clocks.json"
+    made.write_text(made.read_text().replace('"DATA"', '"SYSTEM"'))
+    with pytest.raises(UserError, match=r"achieved_clocks.json does not have one clock of type"):
+        core_clocks(tmp_path / "package", plan)
+
+
+def test_the_script_joins_what_the_linker_joins():
+    files = files_of("u55c", ("qsfp/0", "qsfp/1"))
+    joined = re.findall(r"^connect_bd\w+ \[\w+ (\S+)\] \[\w+ (\S+)\]$", files[JOIN], re.MULTILINE)
+    wanted = re.findall(r"^connect=(.*):(.*)$", files["link.cfg"], re.MULTILINE)
+    assert sorted(map(sorted, joined)) == sorted(map(sorted, wanted))
 
 
 def test_one_command_builds_all_devices(tmp_path):

@@ -1,6 +1,7 @@
 """What the report is made of: causes, differences, charts, and colours that can be told apart."""
 
 import itertools
+import json
 import tomllib
 import xml.etree.ElementTree as ET
 from dataclasses import replace
@@ -179,6 +180,20 @@ def test_unequal_boards_have_the_clock_of_the_slowest(tmp_path):
     assert subject.plan.clk_hz == 150e6
     assert subject.clk_hz == subject.plan.clk_hz
     assert "at 150 MHz" in head(subject)
+
+
+def test_findings_name_clocks_that_are_not_the_planned_ones(tmp_path):
+    build = make_build(tmp_path / "built")
+    assert "other clocks" not in findings(Subject.of(build))
+    device = build.plan.nodes[1].device
+    path = build.folder / "package" / "vitis" / f"1-{device}" / "achieved_clocks.json"
+    path.parent.mkdir(parents=True)
+    clock = {"m_freq_Mhz": "250", "m_type": "DATA", "m_name": "DATA_CLK"}
+    path.write_text(json.dumps({"clock_freq_topology": {"m_clock_freq": [clock]}}))
+    told = f"Bitstreams have other clocks than planned: {device} 250 MHz; cycles of runs on boards"
+    assert told in findings(Subject.of(build))
+    path.write_text("{")
+    assert "does not have one clock of type DATA" in findings(Subject.of(build))
 
 
 def test_the_head_says_what_was_verified(tmp_path):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from fpgapipe.errors import UserError
+from fpgapipe.host.package.clocks import PACKAGE, other_clocks
 from fpgapipe.host.report.drawing.elements import signed, text
 from fpgapipe.host.report.drawing.timetable import counted, percent
 from fpgapipe.host.terminal.console import count, scaled
@@ -18,7 +20,7 @@ OWN = {"sim": "in simulated hardware", "model": "in the bit-exact model"}
 
 def findings(subject: Subject) -> str:
     """Write one sentence about speed and one about training, as HTML."""
-    return f"{_speed(subject)} {_training(subject)}"
+    return f"{_speed(subject)} {_clocks(subject)}{_training(subject)}"
 
 
 def furthest(subject: Subject) -> Run | None:
@@ -50,6 +52,17 @@ def _speed(subject: Subject) -> str:
         f"In simulation {devices} take {count(simulated)} cycles for {what}, {near}: {rate} at "
         f"{scaled(clk_hz, 'Hz')}."
     )
+
+
+def _clocks(subject: Subject) -> str:
+    """Name the devices whose bitstreams have another clock than was planned."""
+    try:
+        others = other_clocks(subject.build.folder / PACKAGE, subject.plan)
+    except UserError as error:
+        return f"{text(str(error))}. "
+    found = ", ".join(f"{text(name)} {scaled(hz, 'Hz')}" for name, hz in others.items())
+    counts = f"cycles of runs on boards count at {scaled(subject.plan.clk_hz, 'Hz')}"
+    return f"Bitstreams have other clocks than planned: {found}; {counts}. " if found else ""
 
 
 def _training(subject: Subject) -> str:
