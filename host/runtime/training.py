@@ -35,7 +35,7 @@ from fpgapipe.host.runtime.run_folder import (
 from fpgapipe.host.runtime.run_log import RunLog, read_log, simulated
 from fpgapipe.host.runtime.settings import Settings
 from fpgapipe.host.runtime.step_snapshots import StepSnapshots
-from fpgapipe.host.terminal.interrupts import Interrupts
+from fpgapipe.host.terminal.interrupts import Interrupts, told_of_ending
 from fpgapipe.lowering.units.step_options import scalar_bits
 from fpgapipe.network.losses import CROSS_ENTROPY, Loss
 from fpgapipe.stopwatch import phase
@@ -229,6 +229,7 @@ class Trainer:
         self._lines: list[dict[str, Any]] = []
         self._saved = -1
         self._ran, self._wall_s = 0, 0.0
+        self._told: tuple[int, int, Sequence[float]] = -1, 0, ()
         self._state: Values = {}
         self._batches: Iterator[Samples] = iter(())
         self._next_of_batches = -1
@@ -362,7 +363,10 @@ class Trainer:
         self._watcher.begin(self.step, self.num_steps)
         with Interrupts() as interrupts:
             try:
-                with RunLog(self._folder / LOG, self._lines) as log:
+                with (
+                    RunLog(self._folder / LOG, self._lines) as log,
+                    told_of_ending(lambda name: self._say_where(name, log)),
+                ):
                     difference = self._loop(log, interrupts)
             except TimeIsOver:
                 difference = None
@@ -415,6 +419,20 @@ class Trainer:
             self._ran += 1
             self._wall_s += line["wall_s"]
             self._watcher.step(line, self.step, self.num_steps)
+
+    def _say_where(self, name: str, log: RunLog) -> None:
+        """Say, in any thread, where the run is when a signal asks it to end."""
+        step, cycles, shares = self._told
+        count = self._backend.num_microbatches
+        at = [min(int(share * count) + 1, count) for share in shares] if step == self.step else []
+        where = f"step {self.step} of {self.num_steps}"
+        if at:
+            where += (
+                f", micro-batch {' and '.join(map(str, at))} of {count} on the devices in order"
+            )
+        figures = {"step": self.step, "cycles": cycles if at else None, "microbatches": at}
+        log.write({"progress": figures | {"ending": name}})
+        logger.info("%s: asked to end in %s; what is done is kept", name, where)
 
     def _stop_in_time(self) -> None:
         if time.monotonic() >= self._ends_s:
@@ -493,6 +511,7 @@ class Trainer:
         def tell(cycles: int) -> None:
             nonlocal said, kept
             shares = self._backend.shares_done()
+            self._told = self.step, cycles, shares
             self._watcher.cycles(self.step, cycles, shares)
             now = time.perf_counter()
             if now - said >= PROGRESS_EVERY_S:

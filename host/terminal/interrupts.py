@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import threading
 from typing import TYPE_CHECKING, NoReturn, Self
@@ -22,6 +23,16 @@ on, while it kills all processes soon after Ctrl-C or SIGTERM.
 
 LOOK_S = 0.2
 """Seconds after which a wait looks for signals that another thread has received."""
+
+NUDGE = signal.SIGURG
+"""Signal that lets the main thread look for signals which another thread has received."""
+
+TOLD_S = 5.0
+"""Most seconds that a command waits for what it says of a signal."""
+
+_listeners: list[Callable[[str], object]] = []
+_pipes: list[int] = []
+_has_told = threading.Event()
 
 
 def wait_for_ctrl_c() -> NoReturn:
@@ -115,7 +126,8 @@ def terminations() -> Iterator[list[int]]:
 
     It gives a list to which the number of a signal is added when the signal comes. A signal that is
     ignored stays ignored, which nohup relies on for SIGHUP. In a thread that is not the main one,
-    this does nothing.
+    this does nothing. Meanwhile, a signal that another thread has received reaches the main one also
+    while that waits, and `told_of_ending` works.
     """
     come: list[int] = []
 
@@ -135,7 +147,63 @@ def terminations() -> Iterator[list[int]]:
         if signal.getsignal(number) is not signal.SIG_IGN
     }
     try:
-        yield come
+        with _watched():
+            yield come
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+@contextlib.contextmanager
+def told_of_ending(tell: Callable[[str], object]) -> Iterator[None]:
+    """Have a function called with the name of a signal that asks a command to end.
+
+    Another thread calls it as soon as the signal comes, whatever the main thread does, and has done
+    so when the context ends. Only commands are told, in `terminations`.
+    """
+    _listeners.append(tell)
+    try:
+        yield
+    finally:
+        if _pipes:
+            _has_told.clear()
+            os.write(_pipes[-1], b"\0")
+            _has_told.wait(TOLD_S)
+        _listeners.remove(tell)
+
+
+@contextlib.contextmanager
+def _watched() -> Iterator[None]:
+    """Let a thread see signals as they come."""
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    thread = threading.Thread(
+        target=_watch, args=(reading, threading.main_thread().ident), daemon=True
+    )
+    thread.start()
+    nudged = signal.signal(NUDGE, lambda number, frame: None)
+    before = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
+    _pipes.append(writing)
+    try:
+        yield
+    finally:
+        _pipes.remove(writing)
+        signal.set_wakeup_fd(before)
+        os.close(writing)
+        thread.join()
+        signal.signal(NUDGE, nudged)
+
+
+def _watch(reading: int, main: int) -> None:
+    """Pass signals on, whose numbers come from a pipe, until that is closed."""
+    while numbers := os.read(reading, 64):
+        for number in numbers:
+            if number == 0:
+                _has_told.set()
+            elif number in (signal.SIGINT, *ENDINGS):
+                for tell in list(_listeners):
+                    with contextlib.suppress(Exception):
+                        tell(signal.Signals(number).name)
+                # Python's handler runs in the main thread, which leaves a wait for a signal alone.
+                signal.pthread_kill(main, NUDGE)
+    os.close(reading)

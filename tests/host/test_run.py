@@ -1,5 +1,7 @@
 """The training loop: what it logs, what Ctrl-C does, and the check that names a difference."""
 
+import json
+import logging
 import math
 import os
 import signal
@@ -24,6 +26,7 @@ from fpgapipe.host.runtime.numeric_check import NumericCheck
 from fpgapipe.host.runtime.run_log import read_log
 from fpgapipe.host.runtime.settings import Settings
 from fpgapipe.host.runtime.training import Trainer, Watcher
+from fpgapipe.host.terminal.interrupts import terminations
 from fpgapipe.hw.hls_models.cycles.core_cycles import MemorySpec
 from fpgapipe.hw.hls_models.numerics.element_format import FP32
 from fpgapipe.lowering.lower import build_pipeline
@@ -159,6 +162,22 @@ class PressesKey(Watcher):
     def step(self, line, done, total):
         if not self.inside and line["step"] == self.at:
             self.press()
+
+
+@pytest.mark.parametrize("inside", [True, False])
+def test_a_run_that_is_to_end_says_where_it_is(inside, tmp_path, interruptible, caplog):
+    """Before it has saved anything, in a line on the terminal and one in the log."""
+    caplog.set_level(logging.INFO)
+    watcher = PressesKey(5, inside=inside)
+    with pytest.raises(KeyboardInterrupt), terminations():
+        counting(tmp_path, watcher=watcher).run()
+    where = f"step {5 if inside else 6} of 15"
+    first, *_, kept = [each for each in caplog.messages if " in step " in each or "is kept" in each]
+    assert first.startswith(f"SIGINT: asked to end in {where}")
+    assert kept.endswith("is kept; --resume goes on from there")
+    lines = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
+    told = next(line["progress"] for line in lines if "ending" in line.get("progress", ()))
+    assert (told["step"], told["ending"]) == (5 if inside else 6, "SIGINT")
 
 
 @pytest.mark.parametrize("inside", [True, False])
