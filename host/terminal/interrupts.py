@@ -126,8 +126,8 @@ def terminations() -> Iterator[list[int]]:
 
     It gives a list to which the number of a signal is added when the signal comes. A signal that is
     ignored stays ignored, which nohup relies on for SIGHUP. In a thread that is not the main one,
-    this does nothing. Meanwhile, a signal that another thread has received reaches the main one also
-    while that waits, and `told_of_ending` works.
+    this does nothing. Meanwhile, a signal that another thread has received reaches the main one,
+    also while that waits, and `told_of_ending` works.
     """
     come: list[int] = []
 
