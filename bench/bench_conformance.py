@@ -6,10 +6,10 @@ are those of the model without a driver, and seconds. A transport whose package 
 skipped by name. Exits with 1 if one differs or was skipped. Takes a minute or two; with --simulated
 another ten.
 
-With --faults, 30 kinds of faults of the memory stand between each transport and the models: writes
-that are lost, doubled, swapped or cut, reads that are stale or cut, bits that turn, each the first
-time, one of twenty times and each time. Each must end with the same bits, or with an error that
-names the device.
+With --faults, 33 kinds of faults of the memory stand between each transport and the models: writes
+that are lost, doubled, swapped, cut or land elsewhere, reads that are stale or cut, bits that turn,
+each the first time, one of twenty times and each time. Each must end with the same bits, or with an
+error that names the device.
 """
 
 import argparse

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, TypeVar, cast
 
+import numpy as np
+
 from fpgapipe.host.backends.base import Backend
 from fpgapipe.host.driver.core_driver import CoreDriver
 from fpgapipe.host.driver.devices import Devices
@@ -11,7 +13,6 @@ from fpgapipe.host.driver.devices import Devices
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    import numpy as np
     from numpy.typing import NDArray
 
     from fpgapipe.host.backends.base import Values
@@ -43,6 +44,7 @@ class DriverBackend(Backend):
     def __init__(self, pipeline: PipelineProgram, parameters: Values, devices: Devices) -> None:
         super().__init__(pipeline)
         self.devices = devices
+        self._known: dict[str, NDArray[np.float32]] | None = None
         try:
             for driver in devices.drivers:
                 driver.check_identity()
@@ -72,7 +74,27 @@ class DriverBackend(Backend):
 
     def state(self) -> dict[str, NDArray[np.float32]]:
         """See `Backend`; memory that reads as something else than what was written is an error."""
-        return self._checked(super().state())
+        self._known = self._checked(super().state())
+        return self._known
+
+    def set_state(self, state: Values) -> None:
+        """See `Backend`."""
+        self._known = None
+        super().set_state(state)
+
+    def _settle(self) -> None:
+        """Check memories before programs run: a write that went wrong may have landed elsewhere.
+
+        What was written is compared, and the weights with those that were last read.
+        """
+        memories = [driver.memory for driver in self.devices.drivers if driver.memory]
+        wrong = [memory for memory in memories if memory.settle()]
+        if wrong and self._known is not None:
+            found = super().state()
+            for name, known in self._known.items():
+                if not np.array_equal(found[name], known, equal_nan=True):
+                    raise wrong[0].destroyed(f"values of {name}")
+        self._known = None
 
     def _checked(self, found: Found) -> Found:
         for driver in self.devices.drivers:
@@ -81,6 +103,7 @@ class DriverBackend(Backend):
         return found
 
     def _run(self, scalars: Sequence[int], progress: Callable[[int], object] | None) -> int:
+        self._settle()
         parts = self.pipeline.parts
         return self.devices.run([part.entry for part in parts], [scalars] * len(parts), progress)
 

@@ -49,7 +49,8 @@ class DeviceMemory:
 
     All that is written is read back, and all that is read is read twice, since a way to a device
     may lose or repeat a transfer without an error. What went wrong is done again, and said in the
-    log; it is an error if that does not help.
+    log; it is an error if that does not help. A write may also land where something else is, which
+    `settle` looks for before a program runs.
 
     A program is written with its addresses moved to where the memory begins. Read back unchanged,
     it looks as if the memory began at 0, so that memories of devices and of models can be compared.
@@ -77,6 +78,9 @@ class DeviceMemory:
     def __init__(self, transport: Transport, base: int, size: int, name: str) -> None:
         self._transport, self._name = transport, name
         self._repeated = 0
+        self._image: NDArray[np.uint8] | None = None
+        self._written: list[tuple[int, NDArray[np.uint8]]] = []
+        self._was_wrong = False
         self.base, self.size = base, size
         self._program: tuple[int, NDArray[np.uint8], NDArray[np.uint8]] | None = None
 
@@ -107,8 +111,48 @@ class DeviceMemory:
         if self.base:
             moved = np.frombuffer(relocated(program, self.base), np.uint8)
         self._program = entry, original, moved
-        self._write(0, image)
-        self._write(entry, moved)
+        self._write(0, image, anew=True)  # all of it is read again in `settle`
+        self._write(entry, moved, anew=True)
+        self._image, self._written = image.copy(), [(entry, moved)]
+
+    def settle(self) -> bool:
+        """Check what was written since programs last ran; return whether a write went wrong.
+
+        The first time, the whole memory is read, which is known then. Later, the program and what
+        was written are read again if a write went wrong.
+
+        Raises
+        ------
+        MemoryFault
+            If something reads no longer as it was written.
+        """
+        image, self._image = self._image, None
+        written, self._written = self._written, []
+        was_wrong, self._was_wrong = self._was_wrong, False
+        if image is not None:
+            for begin, data in written:
+                image[begin : begin + data.size] = data
+            written = [(0, image)]
+        elif self._program and was_wrong:
+            written.insert(0, (self._program[0], self._program[2]))
+        for number, (begin, data) in enumerate(written if image is not None or was_wrong else ()):
+            later = written[number + 1 :]
+            if any(at < begin + data.size and begin < at + each.size for at, each in later):
+                continue  # some of it was written again
+            for at in range(0, data.size, CHUNK_BYTES):
+                address, part = self.base + begin + at, data[at : at + CHUNK_BYTES]
+                wrong = np.flatnonzero(self._read(address, part.size) != part)
+                if wrong.size:
+                    raise self.destroyed(f"{wrong.size:,} bytes from {address + int(wrong[0]):#x}")
+        return was_wrong
+
+    def destroyed(self, what: str) -> MemoryFault:
+        """The error if something is no longer what it was before other writes."""
+        return MemoryFault(
+            f"{self._name}: {what} of its memory changed while other places were written; the way "
+            "to its memory mixes up addresses, or its memory's controller is not calibrated: "
+            "'fpgapipe bringup' tries both"
+        )
 
     def check(self) -> None:
         """Check that the program reads as it was written, before what was read is relied on.
@@ -148,14 +192,18 @@ class DeviceMemory:
         """The whole memory as an array, for comparisons."""
         return self[0 : self.size]
 
-    def _write(self, begin: int, data: NDArray[np.uint8]) -> None:
+    def _write(self, begin: int, data: NDArray[np.uint8], *, anew: bool = False) -> None:
+        self._written.append((begin, data))
         for at in range(0, data.size, CHUNK_BYTES):
             address, part = self.base + begin + at, data[at : at + CHUNK_BYTES]
+            if not anew and np.array_equal(self._read(address, part.size), part):
+                continue  # if it landed elsewhere, nothing here would show it
             for _ in range(TRIES):
                 self._transport.write(address, part)
                 wrong = np.flatnonzero(self._transport.read(address, part.size) != part)
                 if not wrong.size:
                     break
+                self._was_wrong = True
                 self._warn("written", address, wrong)
             else:
                 raise self._fault(address, wrong, "than what was written")

@@ -36,6 +36,7 @@ class WrongMemory(Transport):
         self.wrong, self.every, self.count = wrong, every, count
         self.held = None
         self.seen = {}
+        self.first = 1 << 64
 
     def _is_wrong(self, kinds):
         if self.wrong not in kinds.values():
@@ -56,6 +57,7 @@ class WrongMemory(Transport):
         return self.inner.allocate(size_bytes)
 
     def write(self, address, data):
+        self.first = min(self.first, address)
         (self.wrong if self._is_wrong(WRITES) else right)(self, address, data)
         if self.held and self.held[1] is not data:
             self.inner.write(*self.held)
@@ -101,6 +103,14 @@ def cut_in_front(way, address, data):
     way.inner.write(address + half, data[half:])
 
 
+def elsewhere(way, address, data):
+    """It lands where something else is."""
+    at = way.first + (address - way.first) // 2 // 64 * 64
+    if at == address:
+        at, data = at + 64, data[:-64]
+    way.inner.write(at, data)
+
+
 def turned(way, address, data):
     changed = data.copy()
     changed[data.size // 3] ^= 4
@@ -134,6 +144,7 @@ WRITES: dict[str, Callable] = {
     "writes swapped": held_back,
     "end of a write lost": cut,
     "beginning of a write lost": cut_in_front,
+    "write elsewhere": elsewhere,
     "bit of a write turned": turned,
 }
 

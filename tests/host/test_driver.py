@@ -226,6 +226,7 @@ def memory_of(core, name, every):
 def test_transfers_that_go_wrong_are_done_again(core, name, every, caplog):
     memory = memory_of(core, name, every)
     rng = np.random.default_rng(0)
+    memory._transport.inner.write(memory.base, rng.integers(1, 256, 1 << 15, dtype=np.uint8))
     for number in range(60):
         begin, size = rng.integers(0, 1 << 14, 2)
         data = rng.integers(0, 256, int(size) + 64, dtype=np.uint8)
@@ -261,6 +262,48 @@ def test_cycles_of_unequal_clocks_are_counted_at_one(periods, cycles, pipeline, 
             counts = itertools.chain([7], itertools.repeat(7 + own))
             monkeypatch.setattr(driver, "read_pair", lambda name, counts=counts: next(counts))
         assert step(backend).cycles == cycles
+
+
+@pytest.mark.parametrize("what", ["program", "weights"])
+def test_what_a_write_to_another_place_destroys_is_found(pipeline, what):
+    """The place that was meant is written again; what was at the other one is lost."""
+    ways = transports(pipeline)
+    parameters = initial_parameters(pipeline.graph, 0)
+    with DeviceBackend(pipeline, parameters, ways, ["front", "back"], limits=LIMITS) as backend:
+        step(backend)  # at first, everything is read
+        driver = backend.devices.drivers[0]
+        known = backend.state()
+        place = driver.memory.program[0]
+        if what == "weights":
+            bits = np.asarray(driver.memory).tobytes()
+            values = [each.tobytes()[:16] for each in known.values() if each.size >= 4]
+            place = driver.memory.base + next(
+                bits.index(each) for each in values if bits.count(each) == 1
+            )
+        write = driver.transport.write
+
+        def elsewhere(address, data):
+            driver.transport.write = write
+            write(place, data[:16] ^ 0xA5)
+
+        driver.transport.write = elsewhere
+        inputs, labels = batch_of(backend.graph)
+        inputs = {name: values[::-1].copy() for name, values in inputs.items()}
+        with pytest.raises(MemoryFault, match=r"^front: .* changed while other places were writt"):
+            backend.step(inputs, labels, scalar_bits())
+        driver.transport.write = None  # what is there already is not written
+        driver.memory[:64] = driver.memory[:64]
+
+
+def test_a_load_that_destroys_some_of_itself_is_found(core):
+    cluster = ModelledCluster([core], [1 << 16], [])
+    way = memory_faults.WrongMemory(ModelledTransport(cluster, 0), memory_faults.elsewhere, 2, [0])
+    memory = DeviceMemory(way, way.allocate(1 << 15), 1 << 15, "card")
+    image = np.random.default_rng(0).integers(0, 256, 1 << 15, dtype=np.uint8)
+    memory.load(image, 1 << 14, [])
+    memory[1 << 13 : (1 << 13) + 64] = np.arange(64, dtype=np.uint8)
+    with pytest.raises(MemoryFault, match=r"^card: .* changed while other places were written"):
+        memory.settle()
 
 
 def test_weights_are_not_read_through_a_bit_that_is_stuck(pipeline):
@@ -347,6 +390,7 @@ def test_a_start_that_gets_lost(pipeline, registers):
 def test_a_program_that_is_damaged(pipeline):
     backend = opened(pipeline)
     driver = backend.devices.drivers[1]
+    driver.memory.settle()  # it is damaged after the check
     at, _ = driver.memory.program
     driver.transport.write(at, np.zeros(64, np.uint8))
     with pytest.raises(DeviceFault) as error:
@@ -360,6 +404,7 @@ def test_a_program_that_is_damaged(pipeline):
 def test_an_error_that_there_is_not(pipeline, registers):
     backend = opened(pipeline)
     driver = backend.devices.drivers[1]
+    driver.memory.settle()  # it is damaged after the check
     driver.transport.write(driver.memory.program[0], np.zeros(64, np.uint8))
     error = registers.offset("ERROR")
     driver.transport.on_read = lambda at, value: ALL_ONES if at == error else value
@@ -421,6 +466,7 @@ def test_devices_that_wait_for_ever(pipeline):
     """The second device runs nothing, so the first one waits for its gradients."""
     backend = opened(pipeline)
     driver = backend.devices.drivers[1]
+    driver.memory.settle()  # it is damaged after the check
     at, program = driver.memory.program
     driver.transport.write(at, np.frombuffer(program[-64:], np.uint8))
     with pytest.raises(DeviceFault, match=r"^no device has made progress for 0.3 s\nfront:"):
@@ -431,6 +477,7 @@ def test_after_a_fault_the_devices_go_on_from_a_state(pipeline, registers):
     """What a broken step left in links and memory changes nothing after the state is set."""
     backend, other = opened(pipeline), opened(pipeline)
     state = backend.state()
+    backend.devices.drivers[1].memory.settle()  # it is damaged after the check
     at, program = backend.devices.drivers[1].memory.program
     backend.devices.drivers[1].transport.write(at, np.zeros(64, np.uint8))
     with pytest.raises(DeviceFault):
