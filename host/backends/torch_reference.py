@@ -19,6 +19,7 @@ from fpgapipe.network.operators.others import load_operators
 from fpgapipe.network.operators.tensors import Tensor
 from fpgapipe.network.operators.windows import Padding
 from fpgapipe.optional import require
+from fpgapipe.plugins import expected
 
 if TYPE_CHECKING:
     import torch
@@ -180,12 +181,14 @@ def run_layer(layer: Layer, own: Weights, args: list[torch.Tensor], *, training:
     training : bool
         Whether to compute as in training, see `forward`.
     """
+    import torch
+
     load_operators()
     operator = layer.operator
     run = _RUNS.get(type(operator))
     if run is None:
         raise NotImplementedError(f"layer {layer.name!r}: the PyTorch reference has no {layer.op}")
-    return run(operator, own, args, training)
+    return expected(run(operator, own, args, training), (torch.Tensor, tuple), run)
 
 
 def run_layer_late(

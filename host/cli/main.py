@@ -22,8 +22,9 @@ from fpgapipe.garbage import end_after_command
 from fpgapipe.host.backends.ranks import are_several, let_launcher_end, on_all_ranks
 from fpgapipe.host.cli.lazy_group import LazyGroup
 from fpgapipe.host.cli.options.options import discard_output, verbosity_options
-from fpgapipe.host.terminal.escapes import escaping
+from fpgapipe.host.terminal.escapes import escaping, in_one_line
 from fpgapipe.host.terminal.interrupts import terminations
+from fpgapipe.plugins import blamed
 from fpgapipe.sim_tb.substitutes.simulation import OF_COMMANDS, VARIABLE
 
 EXIT_USER = 2
@@ -93,7 +94,7 @@ def _on_ranks(argv: Sequence[str] | None, come: Sequence[int]) -> int:
     try:
         return on_all_ranks(lambda: _main(argv, come))
     except UserError as error:
-        click.echo(f"error: {error}", err=True)
+        _refuse(error, argv)
         return EXIT_USER
 
 
@@ -106,9 +107,10 @@ def _main(argv: Sequence[str] | None, come: Sequence[int]) -> int:
         )
         return result if isinstance(result, int) else 0
     except UserError as error:
-        click.echo(f"error: {error}", err=True)
+        _refuse(error, argv)
         return EXIT_USER
     except click.ClickException as error:
+        error.message = in_one_line(error.message, _words(argv))
         error.show()
         return error.exit_code
     except (KeyboardInterrupt, click.Abort):
@@ -123,6 +125,9 @@ def _main(argv: Sequence[str] | None, come: Sequence[int]) -> int:
             click.echo(f"error: writing{where} failed: {error.strerror}", err=True)
             discard_output()
             return EXIT_USER
+        if broken := blamed(error):
+            _refuse(broken, argv)
+            return EXIT_USER
         let_launcher_end(error)
         click.echo(traceback.format_exc(), err=True)
         click.echo(
@@ -131,6 +136,19 @@ def _main(argv: Sequence[str] | None, come: Sequence[int]) -> int:
             err=True,
         )
         return EXIT_INTERNAL
+
+
+def _refuse(error: UserError, argv: Sequence[str] | None) -> None:
+    """Print an error, in which the user's words cannot look like further lines."""
+    click.echo(f"error: {in_one_line(str(error), _words(argv))}", err=True)
+
+
+def _words(argv: Sequence[str] | None) -> list[str]:
+    """What the user gave, which messages quote: arguments, and the folder."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    with contextlib.suppress(OSError):
+        words.append(str(Path.cwd()))
+    return words
 
 
 def _say(text: str) -> None:

@@ -10,14 +10,19 @@ from __future__ import annotations
 import dataclasses
 import logging
 import sys
+import traceback
 from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import EntryPoint, distributions, entry_points
+from types import FunctionType
 from typing import Any, Generic, TypeVar, cast
 
 from fpgapipe.errors import UserError, nearest, shown
 
 T = TypeVar("T")
+
+Kind = type | tuple[type, ...] | Callable[[Any], object]
+"""Type of a result, or a function that raises `TypeError` if it is something else."""
 
 logger = logging.getLogger(__name__)
 
@@ -214,21 +219,21 @@ class _Guarded:
     entry : EntryPoint
         What offers it.
     function : callable
-    kind : type
-        What its result must be.
+    kind : type, or callable
+        What its result must be, or what raises `TypeError` if the result is something else.
     """
 
     entry: EntryPoint
     function: Callable[..., Any]
-    kind: type | tuple[type, ...]
+    kind: Kind
 
     def __call__(self, *args: Any, **options: Any) -> Any:
         try:
             found = self.function(*args, **options)
-            if not isinstance(found, self.kind):
-                kinds = self.kind if isinstance(self.kind, tuple) else (self.kind,)
-                names = " or ".join(each.__name__ for each in kinds)
-                raise TypeError(f"it returns {_described(found)}, not {names}")
+            if isinstance(self.kind, FunctionType):
+                self.kind(found)
+            elif not isinstance(found, kind := cast("type | tuple[type, ...]", self.kind)):
+                raise TypeError(f"it returns {_described(found)}, not {_names(kind)}")
         except (UserError, KeyboardInterrupt):
             raise
         except BaseException as error:
@@ -254,13 +259,12 @@ def offer(entry: EntryPoint) -> str:
     return f"{giver(entry)} offers '{entry.name} = {entry.value}' in {entry.group}"
 
 
-def instance_of(
-    kind: type[T], **results: type | tuple[type, ...]
-) -> Callable[[EntryPoint, Any], T]:
+def instance_of(kind: type[T], **results: Kind) -> Callable[[EntryPoint, Any], T]:
     """Return a `read` of `Registry` for objects of a class.
 
     If it is a dataclass, then the functions in an object of another package name the package when
-    they fail, or when they return something else than `results` says of them.
+    they fail, or when they return something else than `results` says of them: another type, or
+    what a function of `results` refuses by a `TypeError`.
     """
 
     def read(entry: EntryPoint, found: Any) -> T:
@@ -288,6 +292,44 @@ def subclass_of(kind: type[T]) -> Callable[[EntryPoint, Any], type[T]]:
         return found
 
     return read
+
+
+def package_of(module: str) -> EntryPoint | None:
+    """An entry point for fpgapipe of the package that has a module; None if there is none."""
+    top = module.partition(".")[0]
+    if top in ("fpgapipe", "__main__"):
+        return None
+    entries = (entry for each in distributions() for entry in each.entry_points)
+    ours = (entry for entry in entries if entry.group.startswith("fpgapipe."))
+    return next((entry for entry in ours if entry.module.partition(".")[0] == top), None)
+
+
+def expected(found: Any, kind: type | tuple[type, ...], function: Callable[..., Any]) -> Any:
+    """Return the result of a function, which a package may have registered, if it is of a type.
+
+    Raises
+    ------
+    UserError
+        If it is not, and the function is of another package.
+    """
+    if not isinstance(found, kind) and (entry := package_of(function.__module__)):
+        what = f"whose {function.__qualname__} returns {_described(found)}, not {_names(kind)}"
+        raise UserError(f"{offer(entry)}, {what}; mend {giver(entry)}, or uninstall it")
+    return found
+
+
+def blamed(error: BaseException) -> UserError | None:
+    """The error that names a package in whose code an exception was raised; None without one."""
+    for frame, _ in reversed(list(traceback.walk_tb(error.__traceback__))):
+        if entry := package_of(str(frame.f_globals.get("__name__", ""))):
+            return _broken(entry, f"fails in {frame.f_code.co_name}", error)
+    return None
+
+
+def _names(kind: type | tuple[type, ...]) -> str:
+    """Names of types."""
+    kinds = kind if isinstance(kind, tuple) else (kind,)
+    return " or ".join(each.__name__ for each in kinds)
 
 
 def _described(found: Any) -> str:

@@ -38,6 +38,23 @@ def escaped(text: str, *, is_cell: bool = False) -> str:
     return pattern.sub(lambda found: ascii(found[0])[1:-1], text)
 
 
+def in_one_line(text: str, words: Iterable[str]) -> str:
+    """Return a text in which each of some words stays on one line, wherever it stands.
+
+    Parameters
+    ----------
+    text : str
+        A message, which may have several lines of its own.
+    words : iterable of str
+        What it may quote, such as paths.
+    """
+    for word in words:
+        for part in (word, word.partition("=")[2]):
+            if part.strip() and (shown := escaped(part, is_cell=True)) != part:
+                text = text.replace(part, shown)
+    return text
+
+
 class EscapingStream:
     """A stream of text that escapes what is written to it, and is otherwise another stream.
 

@@ -34,6 +34,7 @@ from fpgapipe.lowering.units.network_units import check_network, units_of
 from fpgapipe.lowering.units.step_options import GRADIENTS, SUFFIXES, UPDATE, Scalar, StepOptions
 from fpgapipe.lowering.units.unit import naming
 from fpgapipe.lowering.units.update import update_kernel
+from fpgapipe.plugins import expected
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -236,7 +237,7 @@ class StepBuilder(StepTensors):
         for unit in part.stage.units:
             batch.layer = unit.name
             with naming(unit):
-                lowered = unit.forward(batch)
+                lowered = expected(unit.forward(batch), Tensor, unit.forward)
                 batch.values[unit.name] = Value(lowered, self.layouts.values[unit.name])
                 if unit.name in self.graph.outputs and not self.options.train:
                     batch.deliver(unit.name)

@@ -9,12 +9,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from fpgapipe.lowering.units.unit import Unit
 from fpgapipe.network.operators.others import load_operators
+from fpgapipe.plugins import expected
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from fpgapipe.lowering.units.unit import Unit
     from fpgapipe.network.graph import Graph, Layer
 
     Maker = Callable[[Layer, "Surroundings"], Unit]
@@ -125,9 +126,10 @@ def unit_of(layer: Layer, around: Surroundings) -> Unit:
     """
     load_operators()
     for taker in _TAKERS.get(layer.op, ()):
-        if (unit := taker(layer, around)) is not None:
-            return unit
+        if (found := taker(layer, around)) is not None:
+            return expected(found, Unit, taker)  # type: ignore[no-any-return]
     maker = _MAKERS.get(layer.op)
     if maker is None:
         raise NotImplementedError(f"the core has no {layer.op}")
-    return maker(layer, around)
+    unit: Unit = expected(maker(layer, around), Unit, maker)
+    return unit

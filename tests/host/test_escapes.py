@@ -114,3 +114,20 @@ def test_what_rich_draws():
         assert sequence not in text, repr(sequence)
     assert "\x1b[2K" in text  # rich itself draws
     assert r"\x1b[2K" not in text
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("inspect", "a\nerror: forged.onnx"),
+        ("run", "a\nerror: forged\tb"),
+        ("plan", "lenet5", "--cluster", "a\nerror: forged.yaml"),
+        ("plan", "lenet5", "--cluster=a\nerror: forged.yaml"),
+        ("plan", "lenet5", "--board", "u280", "--devices", "a\nerror: forged"),
+    ],
+)
+def test_a_path_with_a_newline_is_no_further_line_of_an_error(cli, words):
+    code, out, err = cli(*words)
+    assert (code, out) == (2, "")
+    assert r"a\nerror: forged" in err
+    assert not [line for line in err.splitlines() if line.startswith("error: forged")]

@@ -6,16 +6,19 @@ import re
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from click.testing import CliRunner
 from package_cases import target_of
 from plugin_cases import forgotten, install, left_out
 
+from fpgapipe import plugins
 from fpgapipe.boards.address import Address
 from fpgapipe.boards.cluster import chain_of
 from fpgapipe.boards.library import load_board
 from fpgapipe.errors import FileError, UserError
+from fpgapipe.host.backends.torch_reference import run_layer
 from fpgapipe.host.cli.main import cli
 from fpgapipe.host.package.flow import FLOWS
 from fpgapipe.host.package.package import package_files
@@ -26,12 +29,15 @@ from fpgapipe.host.transports.opening import (
     open_device,
     transports_of,
 )
+from fpgapipe.lowering.tiling.kernel import Tensor
+from fpgapipe.lowering.units.registry import unit_of
 from fpgapipe.network.graph import NetworkError
 from fpgapipe.network.graph_json import from_json, to_json
 from fpgapipe.network.load import load_network
 from fpgapipe.network.operators import Conv
 from fpgapipe.network.operators.others import load_operators, operator_class
 from fpgapipe.network.zoo.layers import Network
+from fpgapipe.partition.strategies.registered import STRATEGIES
 from fpgapipe.plugins import Registry, instance_of, subclass_of
 
 FOLDER = Path(__file__).parents[2] / "examples" / "clusters"
@@ -366,3 +372,89 @@ def test_what_an_operator_has_already(site, call, what):
         load_operators()
     assert len(found) == 1
     assert re.search(rf"ValueError: .* has a {what} already", found[0])
+
+
+@pytest.mark.parametrize("returns", ["17", "(1, 2)", "(None, None, None)"])
+def test_a_strategy_that_returns_something_else(site, returns):
+    text = (
+        "from fpgapipe.partition.strategies.strategy import Strategy\n"
+        f"def search(*given):\n    return {returns}\nODD = Strategy(search)\n"
+    )
+    entries = {"fpgapipe.strategies": {"odd": "fpgapipe_test_odd.odd:ODD"}}
+    install(site, "fpgapipe_test_odd", {"odd.py": text}, entries)
+    with pytest.raises(
+        UserError,
+        match=r"^the package fpgapipe_test_odd offers .* fails: TypeError: .*it returns .*, "
+        "not a tuple of Plan, Timeline, and LayerwisePlan or None",
+    ):
+        STRATEGIES["odd"].search(None, "", None)
+
+
+ODD_OPERATOR = """
+from dataclasses import dataclass
+from typing import ClassVar
+from fpgapipe.host.backends.torch_reference import computes
+from fpgapipe.lowering.units.registry import runs
+from fpgapipe.lowering.units.unit import Unit
+from fpgapipe.network.operators import Operator
+from fpgapipe.network.operators.others import adds
+
+@adds
+@dataclass(frozen=True)
+class Odd(Operator):
+    kind: ClassVar[str] = "odd"
+
+    def output(self, inputs):
+        return inputs[0]
+
+class OddUnit(Unit):
+    def backward(self, step, dy):
+        pass
+
+    def forward(self, step):
+        return 17
+
+@computes(Odd)
+def reference(operator, parameters, inputs, training):
+    return 17
+
+@runs("odd")
+def unit(layer, around):
+    return 17
+
+def fails():
+    return 1 / 0
+"""
+
+
+def test_an_operator_whose_functions_return_something_else(site, cli, monkeypatch):
+    """The package is named, in a message of one line, also for what fails in its own code."""
+    entries = {"fpgapipe.operators": {"odd": "fpgapipe_test_odd.odd"}}
+    install(site, "fpgapipe_test_odd", {"odd.py": ODD_OPERATOR}, entries)
+    load_operators()
+    module = sys.modules["fpgapipe_test_odd.odd"]
+    layer = SimpleNamespace(name="x", op="odd", operator=module.Odd())
+    begin = "^the package fpgapipe_test_odd offers 'odd = fpgapipe_test_odd.odd' in "
+    with pytest.raises(UserError, match=f"{begin}.*, whose reference returns int, not Tensor or"):
+        run_layer(layer, {}, [], training=False)
+    with pytest.raises(UserError, match=f"{begin}.*, whose unit returns int, not Unit; mend"):
+        unit_of(layer, None)
+    with pytest.raises(UserError, match=f"{begin}.*, whose OddUnit.forward returns int, not Tens"):
+        plugins.expected(17, Tensor, module.OddUnit(()).forward)
+
+    def fails(*given, **options):
+        module.fails()
+
+    monkeypatch.setattr("fpgapipe.host.cli.main.cli.main", fails)
+    code, out, err = cli("boards")
+    assert (code, out) == (2, "")
+    assert "fpgapipe_test_odd" in err
+    assert "ZeroDivisionError: 'division by zero'" in err
+    assert "Traceback" not in err
+
+
+def test_what_fails_in_fpgapipe_is_no_packages_fault():
+    with pytest.raises(ZeroDivisionError) as caught:
+        1 / 0  # noqa: B018
+    assert plugins.blamed(caught.value) is None
+    assert plugins.expected(17, str, STRATEGIES.names) == 17
