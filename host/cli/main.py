@@ -110,7 +110,7 @@ def _main(argv: Sequence[str] | None, come: Sequence[int]) -> int:
         _refuse(error, argv)
         return EXIT_USER
     except click.ClickException as error:
-        error.message = in_one_line(error.message, _words(argv))
+        vars(error)["message"] = in_one_line(error.message, _words(argv))
         error.show()
         return error.exit_code
     except (KeyboardInterrupt, click.Abort):
