@@ -1,8 +1,9 @@
 """A plan's prices on the machine that is built.
 
-The programs of a plan are lowered, the cycle model of each device alone times their tasks, and the
-event simulation puts these together. What `plan` and `build` say of a plan and what `report` says
-of its build are the same numbers, because both come from here.
+The programs of a plan are lowered, and the cycle model of each device alone times their tasks. The
+cycle model of all devices together times the mini-batch; where only a few of many micro-batches are
+lowered, the event simulation puts their tasks together. What `plan` and `build` say of a plan and
+what `report` says of its build are the same numbers, because both come from here.
 """
 
 from __future__ import annotations
@@ -145,7 +146,8 @@ def price_plan(
         micro-batch are one task, its time is shared among them as the estimate had it. Simulated
         devices have one clock, the slowest of the plan's.
     timeline : Timeline
-        The event simulation of the mini-batch, in seconds.
+        The event simulation of the mini-batch, in seconds. Its end is that of the plan to within a
+        few per cent: see `fpgapipe.partition.pricing.task_times` for what it leaves out.
 
     Raises
     ------
@@ -165,7 +167,7 @@ def price_plan(
         timed = pipeline or lower_plan(plan, graph, cluster, options)
         timing = PipelineTiming.of(timed, memory_specs(plan), wire_timings(plan, cluster))
         lanes = [part.tasks for part in timed.parts]
-        timeline = timing.timeline_s(clk_hz)
+        timeline, cycles = timing.timeline_s(clk_hz), timing.mini_batch_cycles
         facts = [
             StageFacts.of(times, range(len(times.durations)), part.memory_bytes, timed.placement)
             for times, part in zip(timing.tasks, timed.parts, strict=True)
@@ -177,7 +179,7 @@ def price_plan(
         )
         found = PlanFacts.from_json(answer)
         timeline = timeline_of(lanes, found.stage_times, clk_hz)
-        facts = list(found.stages)
+        facts, cycles = list(found.stages), found.cycles
         if pipeline is not None:
             facts = [
                 replace(each, memory_bytes=part.memory_bytes)
@@ -189,7 +191,7 @@ def price_plan(
         priced, busy_s = _priced_node(node, own, lane, clk_hz)
         nodes.append(priced)
         busy.append(busy_s / plan.num_microbatches)
-    seconds = timeline.makespan_s + SIGNAL_CYCLES / clk_hz
+    seconds = timeline.makespan_s + SIGNAL_CYCLES / clk_hz if cycles is None else cycles / clk_hz
     busy += [link.busy_s / plan.num_microbatches for link in timeline.links]
     predicted = Prediction(
         minibatch_s=seconds,
@@ -309,6 +311,7 @@ def _found(
                 timing.tasks, timing.like, node_memory(plan, pipeline), strict=True
             )
         ),
+        timing.mini_batch_cycles,
     )
 
 

@@ -77,10 +77,14 @@ class PlanFacts:
     stage_times : StageTimes
         Cycles of tasks and transfers.
     stages : tuple of StageFacts
+    cycles : int or None
+        Cycles of the mini-batch by the cycle model of all devices together, if programs of all
+        micro-batches were timed; otherwise only the event simulation of `stage_times` tells them.
     """
 
     stage_times: StageTimes
     stages: tuple[StageFacts, ...]
+    cycles: int | None
 
     def to_json(self) -> dict[str, Any]:
         """The facts as values of JSON."""
@@ -89,7 +93,8 @@ class PlanFacts:
             for each in fields(self.stage_times)
             if (value := getattr(self.stage_times, each.name)) is not None
         }
-        return {"stage_times": times, "stages": [asdict(each) for each in self.stages]}
+        stages = [asdict(each) for each in self.stages]
+        return {"stage_times": times, "stages": stages, "cycles": self.cycles}
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> PlanFacts:
@@ -100,4 +105,4 @@ class PlanFacts:
         stages = []
         for each in value["stages"]:
             stages.append(StageFacts(**{**each, "durations": tuple(each["durations"])}))
-        return cls(StageTimes(**times), tuple(stages))
+        return cls(StageTimes(**times), tuple(stages), value["cycles"])

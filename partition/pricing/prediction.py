@@ -310,6 +310,17 @@ class PipelineTiming:
             wires=self.wires,
         )
 
+    @property
+    def mini_batch_cycles(self) -> int | None:
+        """Cycles of a mini-batch by the cycle model of all devices together.
+
+        None if programs lack some micro-batches, or if there is one device, whose tasks take
+        exactly as long as the event simulation says.
+        """
+        tasks = [len(part.tasks) for part in self.pipeline.parts]
+        is_whole = len(tasks) > 1 and tasks == list(map(len, self._lanes))
+        return self.cluster.cycles if is_whole else None
+
     def event_tasks(self) -> list[dict[Task, tuple[float, float]]]:
         """Begin and end of each task on each device, in cycles, by the event simulation."""
         found: list[dict[Task, tuple[float, float]]] = [{} for _ in self.pipeline.parts]
