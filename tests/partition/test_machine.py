@@ -107,7 +107,9 @@ def test_updates_that_wait_for_the_norm_are_priced(devices, kind):
         pipeline = lower_plan(plan, graph, cluster, options)
         priced, timeline = price_plan(plan, graph, cluster, pipeline, options)
         timing = PipelineTiming.of(pipeline, memory_specs(plan), wire_timings(plan, cluster))
-        assert priced.predicted.minibatch_s * clk_hz == pytest.approx(timing.cluster.cycles, rel=1e-12)
+        assert priced.predicted.minibatch_s * clk_hz == pytest.approx(
+            timing.cluster.cycles, rel=1e-12
+        )
         found = timeline.makespan_s * clk_hz
         cycles[clip_norm] = found, timing.cluster.cycles
     (plain, plain_true), (clipped, true) = cycles.values()
