@@ -295,17 +295,6 @@ def test_what_a_write_to_another_place_destroys_is_found(pipeline, what):
         driver.memory[:64] = driver.memory[:64]
 
 
-def test_a_load_that_destroys_some_of_itself_is_found(core):
-    cluster = ModelledCluster([core], [1 << 16], [])
-    way = memory_faults.WrongMemory(ModelledTransport(cluster, 0), memory_faults.elsewhere, 2, [0])
-    memory = DeviceMemory(way, way.allocate(1 << 15), 1 << 15, "card")
-    image = np.random.default_rng(0).integers(0, 256, 1 << 15, dtype=np.uint8)
-    memory.load(image, 1 << 14, [])
-    memory[1 << 13 : (1 << 13) + 64] = np.arange(64, dtype=np.uint8)
-    with pytest.raises(MemoryFault, match=r"^card: .* changed while other places were written"):
-        memory.settle()
-
-
 def test_weights_are_not_read_through_a_bit_that_is_stuck(pipeline):
     """What is read twice is alike, and only what was written before shows the fault."""
     cores = [part.core for part in pipeline.parts]
