@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fpgapipe.hw.hls_models.cycles.compiled_core import has_compiler
 from fpgapipe.hw.hls_models.isa.instructions import (
     NUM_SEMAPHORES,
     Instruction,
@@ -21,6 +20,7 @@ from fpgapipe.hw.hls_models.isa.instructions import (
 )
 from fpgapipe.lowering.program.hazards import LOADS, READS, STORED, STORES, WRITES, Queue
 from fpgapipe.lowering.program.last_writer import COARSE_BITS, FINE_BITS, FINE_BYTES
+from fpgapipe.two_speeds import has_compiler
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

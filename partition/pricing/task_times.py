@@ -28,18 +28,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from fpgapipe.hw.hls_models.cycles.bus_cycles import NEVER
-from fpgapipe.hw.hls_models.cycles.compiled_core import run_compiled
-from fpgapipe.hw.hls_models.cycles.compiled_tables import Held
-from fpgapipe.hw.hls_models.cycles.core_cycles import DISPATCH_CYCLES, CoreRun, MemorySpec
-from fpgapipe.hw.hls_models.cycles.engine_cycles import Kind, Mover
+from fpgapipe.hw.hls_models.cycles.core_cycles import CoreRun, MemorySpec
 from fpgapipe.hw.hls_models.cycles.link_cycles import (
     PacketTimes,
     WireTiming,
     arrivals,
     transfer_cycles,
 )
-from fpgapipe.hw.hls_models.isa.instructions import Instruction, Opcode
+from fpgapipe.hw.hls_models.cycles.run_tables import Held
+from fpgapipe.hw.hls_models.isa.instructions import Opcode
 from fpgapipe.hw.hls_models.model.link_dma import words_of_packet
 from fpgapipe.hw.hls_models.model.sequencer import SequencerSpec
 from fpgapipe.hw.hls_models.spec.link import Channel
@@ -160,9 +157,12 @@ class TaskTimes:
     @cached_property
     def _steady(self) -> CoreRun:
         """The run in which received data are there at once."""
+        return self._run()
+
+    def _run(self, held: Held | None = None) -> CoreRun:
         program = self.program
         links = [inf] * len(program.core.links)
-        run = CoreRun(program.instructions, program.core, self.memory, links)
+        run = CoreRun(program.instructions, program.core, self.memory, links, held=held)
         run.run()
         return run
 
@@ -289,11 +289,9 @@ class TaskTimes:
         ]
 
     @cached_property
-    def _pausing(self) -> _PausingRun:
-        """The run in which received data arrive at the last moment."""
-        run = _PausingRun(self.program, self.task_of.tolist(), self._waiter_of, self.memory)
-        run.run()
-        return run
+    def _pausing(self) -> CoreRun:
+        """The run in which received data arrive when the device has nothing else left to do."""
+        return self._run(Held(self.task_of.tolist(), self._waiter_of))
 
     @cached_property
     def _waiter_of(self) -> dict[int, int]:
@@ -315,84 +313,6 @@ class TaskTimes:
             for source, waiter in zip(sources, waits[number], strict=True):
                 found[source] = min(waiter, found.get(source, waiter))
         return found
-
-
-class _PausingRun(CoreRun):
-    """A run in which the data that a task receives arrive when nothing else is left to do."""
-
-    def __init__(
-        self,
-        program: DeviceProgram,
-        task_of: Sequence[int],
-        waiter_of: Mapping[int, int],
-        memory: MemorySpec,
-    ) -> None:
-        self.task_of = task_of
-        self.waiter_of = waiter_of
-        self.held: list[_Held] = []
-        links = [inf] * len(program.core.links)
-        super().__init__(program.instructions, program.core, memory, links)
-
-    def receiver(self, link: int, spec: SequencerSpec) -> Mover:
-        """See `CoreRun`."""
-        self.held.append(_Held(self, spec.receive_words, spec.in_flight))
-        return self.held[-1]
-
-    def run_compiled(self) -> bool:
-        """See `CoreRun`."""
-        return run_compiled([self], DISPATCH_CYCLES, held=Held(self.task_of, self.waiter_of))
-
-    def next(self) -> float:
-        """See `CoreRun`; lets data arrive if nothing else happens."""
-        then = super().next()
-        if then != NEVER:
-            self.last = then
-            return then
-        waiting = [each for each in self.held if each.waiting]
-        if not waiting:
-            return NEVER
-        # If two tasks are concurrent, the program gets the data that it waits for first.
-        first = min(waiting, key=lambda each: each.first_waiter)
-        first.release(first.first_task, self.last)
-        return super().next()
-
-
-class _Held(Mover):
-    """The engine of a link's RECEIVEs, which end only when they are released."""
-
-    kind = Kind.HELD
-
-    def __init__(self, run: _PausingRun, depth: int, in_flight: int) -> None:
-        super().__init__(run, depth, in_flight)
-        self._pausing = run
-        self.waiting: list[int] = []
-        self._until = -1
-
-    @property
-    def first_task(self) -> int:
-        """Number of the task of the oldest RECEIVE that is held."""
-        return self._pausing.task_of[self.waiting[0]]
-
-    @property
-    def first_waiter(self) -> int:
-        """Number of the instruction that waits for the oldest held RECEIVE; -1 if none does."""
-        return self._pausing.waiter_of.get(self.waiting[0], -1)
-
-    def start(self, index: int, instruction: Instruction, now: float) -> float:
-        """See `Engine`."""
-        self.waiting.append(index)
-        self.release(self._until, now)
-        return now
-
-    def release(self, task: int, now: float) -> None:
-        """End the RECEIVEs of all tasks up to this one."""
-        self._until = max(self._until, task)
-        while self.waiting and self.first_task <= self._until:
-            self.end(self.waiting.pop(0), now)
-
-    def moved(self, index: int, now: float) -> None:
-        """See `Mover`: nothing goes over the bus."""
-        raise AssertionError("what comes at once does not move")
 
 
 def link_ends(placement: Placement, maker: int, user: int) -> tuple[Channel, int, int]:

@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 from core_cases import random_conv
 
-from fpgapipe.hw.hls_models.cycles.bus_cycles import Bus
-from fpgapipe.hw.hls_models.cycles.core_cycles import MemorySpec, predict
+from fpgapipe.hw.hls_models.cycles.bus_cycles import ask, fetch_words, move_words, share_rates
+from fpgapipe.hw.hls_models.cycles.core_cycles import CoreRun, MemorySpec, predict
 from fpgapipe.hw.hls_models.cycles.instruction_cycles import gemm_timing, words_of_transfer
+from fpgapipe.hw.hls_models.cycles.run_tables import Tables
 from fpgapipe.hw.hls_models.cycles.vector_cycles import meeting_cycles
 from fpgapipe.hw.hls_models.isa.instructions import Instruction, Opcode, encode
 from fpgapipe.hw.hls_models.isa.vector_op import Source, Target, VectorOp
@@ -62,17 +63,22 @@ def test_one_load():
     assert prediction.ends[0] == 114 + 108 + 16 + 2
 
 
+def bus_of(core, memory, *link_bytes_per_cycle):
+    """Tables of a core, with its bus as device 0, that request nothing; the program only ends."""
+    return Tables([CoreRun([END], core, memory, link_bytes_per_cycle)]).state(8, 8).plain()
+
+
 def test_reads_and_writes_share_the_memory():
-    bus = Bus(WIDE, bytes_per_cycle=64, latency_cycles=100)
-    load = transfer(Opcode.LOAD, row_bytes=1024).body
-    bus.reads.transfer(0, load, begins=10)
-    bus.move(10)
-    bus.share(10)
-    assert (bus.reads.rate, bus.writes.rate, bus.next) == (1, 0, 26)
-    bus.move(18)
-    bus.writes.transfer(1, load, begins=18)
-    bus.share(18)
-    assert (bus.reads.rate, bus.writes.rate, bus.next) == (0.5, 0.5, 34)
+    s = bus_of(WIDE, MemorySpec(64, 100))
+    (bus,), (reads, writes) = s.devices, s.channels
+    ask(s, 0, 0, words=16, bursts=1, begins=10)
+    move_words(s, 0, 10)
+    share_rates(s, 0, 10)
+    assert (reads.rate, writes.rate, bus.bus_next) == (1, 0, 26)
+    move_words(s, 0, 18)
+    ask(s, 1, 1, words=16, bursts=1, begins=18)
+    share_rates(s, 0, 18)
+    assert (reads.rate, writes.rate, bus.bus_next) == (0.5, 0.5, 34)
 
 
 def test_packets_are_as_fast_as_links():
@@ -101,25 +107,24 @@ def test_packets_are_as_fast_as_links():
 def test_memory_is_shared_by_what_was_asked_for():
     """A load and a SEND want all that a RECEIVE leaves: 512 words and 256 have been asked for."""
     core = CoreSpec(32, 32, links=(LinkEngineSpec(), LinkEngineSpec()))
-    bus = Bus(core, 48, 100, (64, 8))
-    body = packet(0, 1 << 15)
-    bus.reads.transfer(0, transfer(Opcode.LOAD, row_bytes=1 << 15).body, begins=0)
-    bus.packets[0][0].transfer(1, body, begins=0)
-    bus.packets[1][1].transfer(2, body, begins=0)
-    bus.share(0)
-    rates = bus.reads.rate, bus.packets[0][0].rate, bus.packets[1][1].rate
+    s = bus_of(core, MemorySpec(48, 100), 64, 8)
+    for channel in (0, 2, 5):
+        ask(s, channel, 0, words=512, bursts=32, begins=0)
+    share_rates(s, 0, 0)
+    rates = [s.channels[channel].rate for channel in (0, 2, 5)]
     assert rates == pytest.approx((5 / 8 * 2 / 3, 5 / 8 / 3, 1 / 8))
 
 
 def test_program_words_come_behind_what_loads_have_asked_for():
-    bus = Bus(WIDE, bytes_per_cycle=64, latency_cycles=100)
-    bus.reads.transfer(0, transfer(Opcode.LOAD, row_bytes=1 << 15).body, begins=100)
-    bus.fetch(4, now=9)  # the first burst was asked for in cycle 0: ten bursts of 16 words
-    assert [(flow.index, flow.words) for flow in bus.reads.queue] == [
-        (-1, 160),
-        (-1, 4),
-        (0, 512 - 160),
-    ]
+    s = bus_of(WIDE, MemorySpec(64, 100))
+    ask(s, 0, 0, words=512, bursts=32, begins=100)
+    fetch_words(s, 0, 9)  # the first burst was asked for in cycle 0: ten bursts of 16 words
+    found, number = [], s.channels[0].head
+    while number >= 0:
+        flow = s.flows[number]
+        found.append((flow.index, flow.words))
+        number = flow.next
+    assert found == [(-1, 160), (-1, 4), (0, 512 - 160)]
 
 
 @pytest.mark.parametrize(("opcode", "hold"), [(Opcode.LOAD, 103), (Opcode.STORE, 110)])

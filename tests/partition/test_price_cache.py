@@ -48,7 +48,7 @@ def test_an_answer_holds_for_the_sources_that_gave_it(prices, monkeypatch):
 
 def test_all_sources_count():
     names = {path.name for package in price_cache.SOURCES for path in answers.source_files(package)}
-    assert names >= {"task_times.py", "compiled_loop.py", "conv_weight.py", "graph.py", "step.py"}
+    assert names >= {"task_times.py", "event_loop.py", "conv_weight.py", "graph.py", "step.py"}
 
 
 @pytest.mark.parametrize("text", [b"", b"nonsense", b"0\n1"], ids=["empty", "no digest", "wrong"])

@@ -1,55 +1,20 @@
 """Cycle model of the training core: when each instruction of a program starts and ends.
 
-This is an event simulation of the things that instructions share: the memory bus, over which the
-program is read as well (`bus_cycles`), dispatch, queues, semaphores and engines (`engine_cycles`).
-`instruction_cycles` has the times that an instruction takes on its own. Tests compare the model
-with the gateware.
+This is an event simulation (`event_loop`); `instruction_cycles` has the times that an instruction
+takes on its own. Tests compare the model with the gateware.
 """
 
-import heapq
 import math
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from fpgapipe.hw.hls_models.cycles.bus_cycles import NEVER, Bus
-from fpgapipe.hw.hls_models.cycles.compiled_core import run_compiled
-from fpgapipe.hw.hls_models.cycles.engine_cycles import (
-    EPSILON,
-    PROGRAM_WORDS,
-    Engine,
-    Event,
-    Gemm,
-    Load,
-    Mover,
-    Receive,
-    Send,
-    Store,
-    Vector,
-)
-from fpgapipe.hw.hls_models.isa.instructions import NUM_SEMAPHORES, Instruction, Opcode
-from fpgapipe.hw.hls_models.model.sequencer import SequencerSpec
+from fpgapipe.hw.hls_models.cycles.run_tables import Held, Port, Run
+from fpgapipe.hw.hls_models.cycles.simulation import simulate
+from fpgapipe.hw.hls_models.isa.instructions import Instruction
 from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec
-
-START_CYCLES = 4
-"""Cycles from the start command to the first fetch, which follows as if after a dispatch."""
-
-FETCH_CYCLES = 3
-"""Cycles from a dispatch to the bus request for the program words that refill the freed room."""
-
-FETCHED_CYCLES = 2
-"""Cycles from the end of a program word's beat on the bus to the dispatch of its last part."""
 
 MOST_LATENCY_CYCLES = 1 << 40
 """Largest latency of a memory; floating-point times of this size still resolve 1/1000 cycle."""
-
-DISPATCH_CYCLES = {
-    "start_cycles": START_CYCLES,
-    "fetch_cycles": FETCH_CYCLES,
-    "fetched_cycles": FETCHED_CYCLES,
-}
-"""Constants under the names that the machine code uses for them."""
 
 
 @dataclass(frozen=True)
@@ -129,8 +94,8 @@ def predict(
     return CoreRun(program, core, memory or MemorySpec(), rates).run()
 
 
-class CoreRun:
-    """One run of the model, in which time advances from event to event.
+class CoreRun(Run):
+    """One run of the model.
 
     Parameters
     ----------
@@ -138,13 +103,8 @@ class CoreRun:
         The same as for `predict`.
     link_bytes_per_cycle : sequence of float
         Payload bandwidth of each link.
-    begins : float
-        Time of the start command.
-
-    Attributes
-    ----------
-    starts, ends : list of float
-        Times as in `Prediction`, for the instructions that have started or ended.
+    begins, ports, held
+        The same as for `Run`.
     """
 
     def __init__(
@@ -154,189 +114,25 @@ class CoreRun:
         memory: MemorySpec,
         link_bytes_per_cycle: Sequence[float],
         begins: float = 0,
+        *,
+        ports: Sequence[Port] = (),
+        held: Held | None = None,
     ) -> None:
-        self.program = program
-        self.core = core
-        self.bus = Bus(core, memory.bytes_per_cycle, memory.latency_cycles, link_bytes_per_cycle)
-        self.begins = begins
-        self.bus_changes = True
-        self.starts = [0.0] * len(program)
-        self.ends = [0.0] * len(program)
-        self.gemm_cycles = 0.0
-        self.semaphores = [0] * NUM_SEMAPHORES
-        self.events: list[tuple[float, int, int, Any]] = []
-        self.number = 0
-        spec = SequencerSpec.of(core)
-        self.load = Load(self, spec.load_words, spec.in_flight)
-        self.store = Store(self, spec.store_words, spec.in_flight)
-        self.engines: dict[tuple[Opcode, int], Engine] = {
-            (Opcode.LOAD, 0): self.load,
-            (Opcode.STORE, 0): self.store,
-        }
-        for engine in range(core.num_engines):
-            self.engines[Opcode.GEMM, engine] = Gemm(self, spec.gemm_words, spec.in_flight)
-        if core.vector:
-            self.engines[Opcode.VECTOR, 0] = Vector(self, spec.vector_words, spec.in_flight)
-        for link in range(spec.num_links):
-            self.engines[Opcode.SEND, link] = self.sender(link, spec)
-            self.engines[Opcode.RECEIVE, link] = self.receiver(link, spec)
-        self.fetch_words = spec.fetch_words
-        self.word_parts, self.header_parts = spec.word_parts, spec.header_parts
-        self.room = spec.prefetch_words  # room for program words that are not yet requested
-        self.fetched: deque[float] = deque()  # arrival times of words not yet dispatched
-        self.next_instruction = 0
-        self.next_header = 0.0  # when dispatch can look at the next instruction's header
-        self.dispatching = False  # whether the next instruction's words are all here
-        self.full: Engine | None = None  # the engine whose queue has no room for it
-        self._fetch(begins + START_CYCLES)
-        self.bus.share(0)
-
-    def sender(self, link: int, spec: SequencerSpec) -> Mover:
-        """Return a new engine for a link's SENDs."""
-        return Send(self, spec.send_words, spec.in_flight)
-
-    def receiver(self, link: int, spec: SequencerSpec) -> Mover:
-        """Return a new engine for a link's RECEIVEs."""
-        return Receive(self, spec.receive_words, spec.in_flight)
-
-    def at(self, time: float, event: Event, what: Any) -> None:
-        """Schedule an event; events of the same time happen in the order of `Event`."""
-        self.number += 1
-        heapq.heappush(self.events, (time, event, self.number, what))
-
-    def _fetch(self, now: float) -> None:
-        """Request program words as far as there is room for them."""
-        self._move(now)
-        while self.room >= self.fetch_words:
-            self.room -= self.fetch_words
-            self.bus.fetch(self.fetch_words, now + FETCH_CYCLES)
-
-    def _move(self, now: float) -> None:
-        """Let words move until now, and handle the transfers that end with them."""
-        self.bus_changes = True
-        read, write, packets = self.bus.move(now)
-        for _, flow in packets:
-            if flow.index >= 0:
-                instruction = self.program[flow.index]
-                mover = self.engines[instruction.opcode, instruction.engine]
-                assert isinstance(mover, Mover)
-                mover.moved(flow.index, now)
-        if write is not None and write.index >= 0:
-            self.store.moved(write.index, now)
-        if read is None:
-            return
-        if read.index >= 0:
-            self.load.moved(read.index, now)
-        elif not read.burst_words:
-            here = now + FETCHED_CYCLES
-            later = range(self.fetch_words - 1, -1, -1)
-            self.fetched.extend(here - self.word_parts * left for left in later)
-            self._look()
-
-    def _look(self) -> None:
-        """Schedule the dispatch of the next instruction, if all of its words are here."""
-        if self.dispatching or self.next_instruction == len(self.program):
-            return
-        words = PROGRAM_WORDS[self.program[self.next_instruction].opcode]
-        if len(self.fetched) < words:
-            return
-        self.dispatching = True
-        # The first part of a word is here before its last one.
-        header = max(self.next_header, self.fetched[0] - (self.word_parts - 1))
-        handed_out = header + self.header_parts - 1 + self.word_parts * words
-        self.at(max(handed_out, self.fetched[words - 1]), Event.DISPATCH, None)
-
-    def _dispatch(self, now: float) -> None:
-        """Hand an instruction to its engine's queue, or wait for room in it."""
-        instruction = self.program[self.next_instruction]
-        if instruction.opcode == Opcode.END:
-            self.next_instruction = len(self.program)
-            return
-        engine = self.engines.get((instruction.opcode, instruction.engine))
-        if engine is None:
-            raise ValueError(
-                f"instruction {self.next_instruction} is for an engine that the core does not "
-                f"have: {instruction}"
-            )
-        if engine.words > engine.depth:
-            self.full = engine
-            return
-        self.full = None
-        engine.put(self.next_instruction, now)
-        words = PROGRAM_WORDS[instruction.opcode]
-        for _ in range(words):
-            self.fetched.popleft()
-        self.room += words
-        self.next_instruction += 1
-        self.next_header = now + 1
-        self.dispatching = False
-        self._fetch(now)
-        self._look()
-
-    def _signal(self, index: int, now: float) -> None:
-        """Add an instruction's signals to the semaphores."""
-        instruction = self.program[index]
-        self.engines[instruction.opcode, instruction.engine].may_begin += 1
-        for number in instruction.signal:
-            self.semaphores[number] += 1
-        for engine in self.engines.values():
-            engine.issue(now)
-
-    def next(self) -> float:
-        """Return the time of the next event; `NEVER` if there is none."""
-        return min(self.events[0][0], self.bus.next) if self.events else self.bus.next
-
-    def step(self, now: float) -> None:
-        """Handle the next events, whose time is `now`."""
-        bus, events = self.bus, self.events
-        if bus.next <= now:
-            self._move(now)
-        while events and events[0][0] <= now + EPSILON:
-            _, event, _, what = heapq.heappop(events)
-            if event == Event.SIGNAL:
-                self._signal(what, now)
-            elif event == Event.ISSUE:
-                what.issue(now)
-            elif event == Event.LEAVE:
-                what.words -= what.leaving
-                what.leaving = 0
-                what.issue(now)
-                if self.full is what:
-                    self._dispatch(now)
-            elif event == Event.DISPATCH:
-                self._dispatch(now)
-            else:
-                what(now)
-        if self.bus_changes:
-            self._move(now)
-            bus.share(now)
-            self.bus_changes = False
-
-    def waiting(self) -> list[str]:
-        """Describe the first instruction of each queue that has not begun."""
-        heads = [engine.queue[0] for engine in self.engines.values() if engine.queue]
-        if self.next_instruction < len(self.program) and not heads:
-            heads = [self.next_instruction]
-        return [f"instruction {index}: {self.program[index]}" for index in heads]
+        rate, latency = memory.bytes_per_cycle, memory.latency_cycles
+        super().__init__(program, core, rate, latency, link_bytes_per_cycle, begins, ports, held)
 
     def prediction(self) -> Prediction:
         """Return the result when there are no more events."""
         return Prediction(
-            math.ceil(self.bus.written or max(self.ends)),
+            math.ceil(self.written or max(self.ends)),
             tuple(self.starts),
             tuple(self.ends),
             self.gemm_cycles,
         )
 
-    def run_compiled(self) -> bool:
-        """Go on as `run` does, as machine code; False if that is left to Python."""
-        return run_compiled([self], DISPATCH_CYCLES)
-
     def run(self) -> Prediction:
         """Run until there are no more events, and return the result."""
-        if not self.run_compiled():
-            while (now := self.next()) != NEVER:
-                self.step(now)
+        simulate([self])
         if waiting := self.waiting():
             raise ValueError(
                 "the program waits for semaphores that nothing signals: " + "; ".join(waiting)

@@ -8,17 +8,11 @@ from math import inf
 from fpgapipe.hw.hls_models.cycles.core_cycles import MemorySpec
 from fpgapipe.hw.hls_models.cycles.end_cycles import end_cycles
 from fpgapipe.hw.hls_models.cycles.engine_cycles import LOAD_CYCLES, SEND_CYCLES, SIGNAL_CYCLES
+from fpgapipe.hw.hls_models.cycles.port_cycles import ENTER_CYCLES, WRITE_CYCLES
 from fpgapipe.hw.hls_models.isa.instructions import WORD_BYTES
 from fpgapipe.hw.hls_models.model.dma import burst_words
 from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec
 from fpgapipe.hw.hls_models.spec.on_chip import LinkEndSpec
-
-ENTER_CYCLES = 4
-"""Cycles from the end of a word's beat on the bus to the word's entry into the link."""
-
-WRITE_CYCLES = 6
-"""Cycles from the end of the last word of a burst that a RECEIVE takes to the burst's first beat on
-the bus."""
 
 
 @dataclass(frozen=True)

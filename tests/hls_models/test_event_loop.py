@@ -1,50 +1,41 @@
-"""The cycle model as machine code: the same bits as its definition, the same errors."""
+"""The event loop as plain Python and as machine code: the same bits, the same errors."""
 
 import random
 from dataclasses import replace
-from types import SimpleNamespace
+from math import inf
 
 import pytest
 
 pytest.importorskip("numba")
 
-from fpgapipe.hw.hls_models.cycles import compiled_core, compiled_loop
+from fpgapipe.hw.hls_models.cycles import simulation
 from fpgapipe.hw.hls_models.cycles.cluster_cycles import predict_cluster
 from fpgapipe.hw.hls_models.cycles.core_cycles import CoreRun, MemorySpec
 from fpgapipe.hw.hls_models.cycles.link_cycles import WireTiming
+from fpgapipe.hw.hls_models.cycles.run_tables import Held
 from fpgapipe.hw.hls_models.isa.instructions import Instruction, Opcode
 from fpgapipe.hw.hls_models.isa.vector_op import Source, Target, VectorOp
 from fpgapipe.hw.hls_models.model.link_dma import packet
 from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec, VectorSpec
 from fpgapipe.hw.hls_models.spec.link import LinkEngineSpec
-from fpgapipe.partition.pricing.task_times import _PausingRun
+from fpgapipe.two_speeds import machine_code
 
 END = Instruction(Opcode.END)
 
 
 @pytest.fixture
 def both(monkeypatch):
-    """Call a function with the definition and with the machine code: two results, or errors.
-
-    The machine code must have run, unless it says that it leaves the runs to the definition.
-    """
-    done = []
-    simulate = compiled_loop.simulate
-    monkeypatch.setattr(compiled_core, "FEW", 0)
-    monkeypatch.setattr(
-        compiled_loop, "simulate", lambda *given: (simulate(*given), done.append(1))
-    )
+    """Call a function with plain Python and with machine code: two results, or errors."""
 
     def call(function):
         found = []
         for least in (10**12, 0):
-            monkeypatch.setattr(compiled_core, "LOADED_FROM", least)
-            del done[:]
+            monkeypatch.setattr(simulation, "COMPILED_FROM", least)
+            monkeypatch.setattr(simulation, "machine_code", machine_code if not least else None)
             try:
                 found.append(function())
             except ValueError as error:
                 found.append(str(error))
-            assert bool(done) == (least == 0)
         return found
 
     return call
@@ -141,7 +132,7 @@ def random_program(rng, core, *, deadlocks):
 
 def outcome(run):
     """All that a run finds."""
-    return repr((run.run(), run.starts, run.ends, run.gemm_cycles, run.bus.written))
+    return repr((run.run(), run.starts, run.ends, run.gemm_cycles, run.written))
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -173,8 +164,9 @@ def test_what_is_held_back_comes_alike(both, seed):
             for index, each in enumerate(program)
             if each.opcode is Opcode.RECEIVE and rng.random() < 0.8
         }
-        given = SimpleNamespace(core=core, instructions=program), tasks, waiters, MemorySpec()
-        one, other = both(lambda given=given: outcome(_PausingRun(*given)))
+        given = program, core, MemorySpec(), [inf] * len(core.links)
+        held = Held(tasks, waiters)
+        one, other = both(lambda given=given, held=held: outcome(CoreRun(*given, held=held)))
         assert one == other, given
         ended += one.startswith("(Prediction")
     assert 10 < ended < 40
@@ -230,7 +222,7 @@ def test_clusters_change_no_bit(both, seed):
     assert 5 < ended < 40
 
 
-def test_missing_engines_and_odd_bodies_fail_as_in_the_definition(both):
+def test_missing_engines_fail_alike(both):
     core = CoreSpec(8, 8)
     for wrong in (
         Instruction(Opcode.GEMM, engine=1, body={}),
@@ -244,12 +236,22 @@ def test_missing_engines_and_odd_bodies_fail_as_in_the_definition(both):
         assert one.startswith(message)
 
 
-def test_tables_grow(both, monkeypatch):
-    monkeypatch.setattr(compiled_core, "EVENTS", 2)
-    monkeypatch.setattr(compiled_core, "FLOWS", 2)
+@pytest.mark.parametrize("least", [10**12, 0])
+def test_tables_grow(least, monkeypatch):
+    monkeypatch.setattr(simulation, "COMPILED_FROM", least)
     rng = random.Random(5)
     core = replace(random_core(rng), outstanding=1)
     program = random_program(rng, core, deadlocks=False)
     given = program, core, MemorySpec(), [16] * len(core.links)
-    one, other = both(lambda: outcome(CoreRun(*given)))
-    assert one == other
+    expected = outcome(CoreRun(*given))
+    monkeypatch.setattr(simulation, "ROOM", room := {"events": 2, "flows": 2})
+    assert outcome(CoreRun(*given)) == expected
+    assert min(room.values()) > 2
+
+
+def test_a_transfer_of_nothing_is_refused():
+    body = {"memory": 0, "row_bytes": 0, "rows": 0, "planes": 0}
+    body |= {"row_memory": 0, "plane_memory": 0}
+    program = [Instruction(Opcode.LOAD, body=body), END]
+    with pytest.raises(ValueError, match=r"^a transfer must have at least 1 burst, not 0$"):
+        CoreRun(program, CoreSpec(8, 8), MemorySpec(), []).run()
