@@ -15,7 +15,7 @@ TESTS = ("delivers", "wastes_no_cycle", "waits_for_room", "begins_sessions")
 
 @pytest.mark.parametrize("slots", [(32, 32, 16), (2, 64, 4)], ids=str)
 def test_delivers(slots, tmp_path):
-    assert simulate(LinkPair(OnChipSpec(slots)), "tb_on_chip", tmp_path, seed=1).tests == TESTS
+    assert simulate(LinkPair(OnChipSpec(slots)), "phy.tb_on_chip", tmp_path, seed=1).tests == TESTS
 
 
 def sends_without_room(transmitter, m):
@@ -48,5 +48,5 @@ def test_testbench_sees(fault, tmp_path, monkeypatch):
     module, name, change, test = FAULTS[fault]
     monkeypatch.setattr(module, name, twin(getattr(module, name), change))
     with pytest.raises(SimulationError) as caught:
-        simulate(LinkPair(OnChipSpec()), "tb_on_chip", tmp_path, seed=1)
+        simulate(LinkPair(OnChipSpec()), "phy.tb_on_chip", tmp_path, seed=1)
     assert TESTS[test] in caught.value.failures

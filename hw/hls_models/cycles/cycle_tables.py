@@ -115,8 +115,9 @@ PORT = _record(
 
 * Its fields from `first_send` to `written` are indices into the tables of `sends` and `receives`;
   each says how far a step of their processing has come.
-* `room` has, for each channel, the number of frames or words that the link can still take, and `arrived`
-  that of those which have arrived. `words_room` is the room for words that are read from memory.
+* `room` has, for each channel, the number of frames or words that the link can still take, and
+  `arrived` that of those which have arrived. `words_room` is the room for words that are read from
+  memory.
 * `words`, `frames` and `busy` count the traffic that this end has sent.
 * `other` is the number of the other end, or -1.
 * The fields from `cuts_through` to `heard` are those of `EndCycles`.
@@ -153,8 +154,8 @@ SENT = _record("index", "channel", "words", "link_words", "is_last", floats=("tr
 
 RECEIVED = _record("index", "channel", "words", "is_last", "frame", "frees")
 """The words of a burst of a RECEIVE. ``frame`` is the number, in its channel, of the frame that has
-the last of the words, and ``frees`` the number of frames that are taken completely with them, or that of words
-where room is counted in these."""
+the last of the words, and ``frees`` the number of frames that are taken completely with them, or
+that of words where room is counted in these."""
 
 
 class State(NamedTuple):

@@ -1,1 +1,1 @@
-"""Testbenches of what lies between links and transceivers."""
+"""Testbenches of what lies between links and transceivers, and of links that need none."""
