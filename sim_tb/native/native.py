@@ -35,6 +35,7 @@ from numpy.typing import NDArray
 from fpgapipe.closing import Closing
 from fpgapipe.errors import UserError
 from fpgapipe.sim_tb.native.native_library import (
+    BEAT_BYTES,
     MAX_LINKS,
     NEVER,
     Config,
@@ -48,7 +49,7 @@ from fpgapipe.sim_tb.native.native_library import (
     load,
     native_speed,
 )
-from fpgapipe.sim_tb.native.phy import MAX_PHY_BYTES, Beat, WireCounts, WireSpec
+from fpgapipe.sim_tb.native.phy import Beat, WireCounts, WireSpec
 
 __all__ = [
     "DeviceError",
@@ -400,7 +401,7 @@ class NativeDevice(Closing):
         raw = (RawBeat * len(beats))()
         for one, (arrival, beat) in zip(raw, beats, strict=True):
             one.arrival, one.keep, one.last = arrival, beat.keep, beat.last
-            one.data[:] = beat.data.to_bytes(MAX_PHY_BYTES, "little")
+            one.data[:] = beat.data.to_bytes(BEAT_BYTES, "little")
         self._library.fpgapipe_give(self._own(), port, raw, len(beats))
         self._check()
 

@@ -48,6 +48,9 @@ _REWRITES = ("clock_enable.py", "idle_clocks.py", "input_logic.py")
 MAX_LINKS = 4
 """Number of link ports that a design may have; their numbers are 0..3."""
 
+BEAT_BYTES = -(-MAX_PHY_BYTES // 8) * 8
+"""Bytes of a beat's data where libraries pass it: whole numbers of 64 bits, without padding."""
+
 NEVER = 2**64 - 1
 """Value that stands for "no cycle" in the statistics."""
 
@@ -84,7 +87,7 @@ class RawBeat(ctypes.Structure):
     _fields_ = [
         ("arrival", ctypes.c_uint64),
         ("keep", ctypes.c_uint64),
-        ("data", ctypes.c_uint8 * MAX_PHY_BYTES),
+        ("data", ctypes.c_uint8 * BEAT_BYTES),
         ("last", ctypes.c_uint64),
     ]
 

@@ -31,7 +31,7 @@ constexpr unsigned tick_cycles = 16;  // TICK_CYCLES of link_clock.py
 struct LinkBeat {
     uint64_t arrival;  // cycle in which the receiver sees it
     uint64_t keep;
-    uint8_t data[max_phy_bytes];
+    uint8_t data[(max_phy_bytes + 7) / 8 * 8];  // no padding: states are compared byte by byte
     uint64_t last;
 };
 
