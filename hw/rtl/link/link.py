@@ -1,5 +1,6 @@
 """Gateware of one end of a link, :mod:`fpgapipe.hw.hls_models.spec.link`."""
 
+from abc import abstractmethod
 from typing import Any
 
 from amaranth.hdl import Cat, Module, Mux, ResetInserter, Signal
@@ -116,13 +117,13 @@ class SessionEngine(wiring.Component):
         )
 
     @staticmethod
+    @abstractmethod
     def beat_layout(spec: Any) -> data.StructLayout:
         """Layout of the streams to and from the other end."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _add_ends(self, m, between, handshake):
         """Add transmitter and receiver, and what lies between them and the PHY; return both."""
-        raise NotImplementedError
 
     def elaborate(self, platform):  # noqa: D102
         m = Module()
