@@ -149,7 +149,7 @@ def test_a_wrong_word_is_seen(library):
 
 def test_command_prints_what_it_measured(cli):
     code, out, err = cli("bench", "link", "--cycles", "4000", "--json")
-    assert (code, err) == (0, "")
+    assert code == 0, err  # which may say that a simulator was compiled
     found = json.loads(out)
     assert found["efficiency_limit"] == 1024 / 1040
     assert 0.97 < found["efficiency_both"] <= found["efficiency_limit"]
