@@ -7,12 +7,15 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator
 
 from fpgapipe.boards.block import Block
-from fpgapipe.boards.quantities import quantity, sentence, text
+from fpgapipe.boards.quantities import quantity, sentence, text, whole
 from fpgapipe.boards.yaml_file import Loc
 from fpgapipe.errors import shown
 
 MOST = (1 << 48) - 1
 """Largest address; those of memory have 48 bits."""
+
+MOST_NODES = 31
+"""Largest number of nodes of a board: kernels of Vitis, UG1393."""
 
 _HEXADECIMAL = re.compile(r"0x[0-9a-fA-F_]{1,20}", re.ASCII)
 
@@ -50,6 +53,8 @@ class Address(Block):
     device : str
         The card: its number, or its place on the bus, such as ``0000:3b:00.1``, or the host and
         port at which it is served, such as ``localhost:1234``.
+    node : int
+        Number of the core on its board, where that has several nodes.
     registers, memory : int
         Addresses of the core's registers, and of the memory that it may use, on the bus of the
         host's access.
@@ -68,6 +73,7 @@ class Address(Block):
     """
 
     device: Annotated[str, card("number of the card, its place on the bus, or host:port")] = "0"
+    node: Annotated[int, whole(0, MOST_NODES - 1, "number of a core on its board")] = 0
     registers: Annotated[int, address("address of the registers")] = 0
     memory: Annotated[int, address("address of the memory")] = 0
     memory_bytes: (

@@ -9,10 +9,10 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from fpgapipe.boards.address import Address
+from fpgapipe.boards.address import MOST_NODES, Address
 from fpgapipe.boards.block import Block, duplicates, validated
 from fpgapipe.boards.library import is_path, load_board
-from fpgapipe.boards.nodes import MOST_NODES, BoardNode, BoardNodes, nodes_of
+from fpgapipe.boards.nodes import BoardNode, BoardNodes, nodes_of
 from fpgapipe.boards.quantities import one_of, text, whole, word
 from fpgapipe.boards.schema import Board, Latency, LineRate
 from fpgapipe.boards.wiring import PortEnd, Wiring
@@ -46,6 +46,8 @@ class DeviceEntry(Block):
         """Check that an address belongs to one device."""
         if self.count is not None and self.address is not None:
             yield ("address",), "must be left out where 'count' is: give each device an entry"
+        if self.nodes > 1 and self.address is not None and self.address.node:
+            yield ("address", "node"), "must be left out where 'nodes' is, which counts them"
 
     def names(self) -> list[str]:
         """Return the names of the devices that this entry stands for."""
@@ -135,26 +137,6 @@ class Cluster:
         """Board of each device."""
         return tuple(node.board for node in self.nodes)
 
-    def check_whole_boards(self, done: str) -> None:
-        """Check that each device is a board.
-
-        Parameters
-        ----------
-        done : str
-            What would be done to it, such as ``packaged``.
-
-        Raises
-        ------
-        UserError
-            If one is a share of a board.
-        """
-        for name, node in zip(self.device_names, self.nodes, strict=True):
-            if node.die is not None:
-                raise UserError(
-                    f"{name} is one of several nodes of a {node.board.name}, which cannot be "
-                    f"{done} yet; they can be planned, built and simulated"
-                )
-
     @cached_property
     def spec(self) -> ClusterSpec:
         """The cluster as the planner sees it."""
@@ -212,7 +194,11 @@ def load_cluster(path: str | Path) -> Cluster:
     document.raise_faults()
     every = [entry for entry in entries.devices for _ in range(entry.count or 1)]
     wired = _wired(entries.name, wiring, [entry.nodes for entry in every])
-    addresses = [entry.address for entry in every for _ in range(entry.nodes)]
+    addresses = [
+        entry.address and entry.address.model_copy(update={"node": entry.address.node + number})
+        for entry in every
+        for number in range(entry.nodes)
+    ]
     return replace(wired, addresses=tuple(addresses))
 
 

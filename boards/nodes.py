@@ -14,6 +14,7 @@ from functools import cached_property
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
+from fpgapipe.boards.address import MOST_NODES
 from fpgapipe.errors import UserError
 from fpgapipe.hw.hls_models.isa.instructions import WORD_BYTES
 from fpgapipe.hw.hls_models.spec.device import DeviceSpec, DieResources, LinkPortSpec, LinkSpec
@@ -23,9 +24,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from fpgapipe.boards.schema import Board
-
-MOST_NODES = 31
-"""Largest number of nodes of a board: kernels of Vitis, UG1393."""
 
 MOST_BOUNDARY_WIRES = 8_000
 """Wires that nodes may have across the boundary of two dies.
@@ -78,6 +76,11 @@ class BoardNode:
     channels: range
     ports: tuple[str, ...]
     spec: DeviceSpec
+
+    @property
+    def is_share(self) -> bool:
+        """Whether the board has other nodes, too."""
+        return bool(self.channels)
 
 
 @dataclass(frozen=True)

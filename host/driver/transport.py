@@ -181,7 +181,14 @@ class BoardTransport(Transport):
 
     Such a class is registered in `fpgapipe.host.transports.opening`, or by another package as an
     entry point of the group ``fpgapipe.transports`` that has its `name`.
+
+    Attributes
+    ----------
+    has_nodes : bool
+        Whether it reaches each of several cores of a board, by the address's ``node``.
     """
+
+    has_nodes: ClassVar[bool] = False
 
     @classmethod
     @abstractmethod

@@ -98,14 +98,17 @@ def bringup(
 
 
 def link_clocks(build: Build, ways: Sequence[Transport]) -> dict[End, LinkClock]:
-    """Clocks at all ends of links. A simulated PHY has the core's clock, also behind an agent."""
-    num_links = [len(core.links) for core in build.cores]
+    """Clocks at all ends of links that have a PHY; a simulated one has the core's clock."""
+    with_phy = [
+        [number for number, link in enumerate(core.links) if link.has_phy] for core in build.cores
+    ]
     simulated = [getattr(way, "kind", way.name) in SIMULATED for way in ways]
+    num_links = [len(links) for links in with_phy]
     read = None if all(simulated) else read_clocks(build.folder / PACKAGE, num_links)
     found = {}
     for number, core_hz in enumerate(core_clocks(build.folder / PACKAGE, build.plan)):
-        for link in range(num_links[number]):
-            packaged_hz = read[number][link] if read else None
+        for position, link in enumerate(with_phy[number]):
+            packaged_hz = read[number][position] if read else None
             phy_hz = core_hz if simulated[number] else packaged_hz
             found[number, link] = LinkClock(core_hz, phy_hz)
     return found

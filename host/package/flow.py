@@ -28,8 +28,7 @@ class Flow:
     Attributes
     ----------
     files : callable
-        Yields names and texts of the files of a device, but for its README, given the `Target` and
-        the Verilog of its core.
+        Yields names and texts of the files of a `Target`, but for its README.
     how_to : callable
         Returns the README's sections on how to build and reach a device.
     tools : callable
@@ -45,24 +44,39 @@ class Flow:
         used.
     backend : str
         Transport that reaches its devices (``--backend``); "" if there is none.
+    has_nodes : bool
+        Whether it packages boards of several nodes, which are the target's `Target.nodes`.
     """
 
-    files: Callable[[Target, str], Iterable[tuple[str, str]]]
+    files: Callable[[Target], Iterable[tuple[str, str]]]
     how_to: Callable[[Target], str]
     tools: Callable[[Target], str]
     protocol: str | None = None
     tried: str = TRIED_BY_VENDOR
     key: str = ""
     backend: str = ""
+    has_nodes: bool = False
 
-    def check(self, device: str, board: Board) -> None:
+    def check(self, device: str, board: Board, *, is_share: bool = False) -> None:
         """Check whether the file of a device's board has what the flow needs.
+
+        Parameters
+        ----------
+        device : str
+        board : Board
+        is_share : bool
+            Whether the device is one of several nodes of the board.
 
         Raises
         ------
         UserError
             If it does not; the message says what is missing.
         """
+        if is_share and not self.has_nodes:
+            raise UserError(
+                f"{device} cannot be packaged: it shares its {board.name} with other nodes, and "
+                "this package has one core a board; build with one node, or take another --package"
+            )
         if not self.key:
             return
         if board.packaging is None:

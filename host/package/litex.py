@@ -31,18 +31,11 @@ VERSIONS = (
 """Releases with which a bitstream was made; whether a router ends depends on them."""
 
 
-def files(target: Target, verilog: str) -> Iterator[tuple[str, str]]:
-    """Names and texts of the files of a device, but for its README.
-
-    Parameters
-    ----------
-    target : Target
-    verilog : str
-        Verilog of its core.
-    """
+def files(target: Target) -> Iterator[tuple[str, str]]:
+    """Names and texts of the files of a device, but for its README."""
     yield SOC, (resources("fpgapipe.host.package") / "litex_soc.py").read_text()
     yield ROUTE, (resources("fpgapipe.host.package") / "litex_route.py").read_text()
-    yield DEVICE, json.dumps(device(target, verilog), indent=1) + "\n"
+    yield DEVICE, json.dumps(device(target), indent=1) + "\n"
     for spec in dict.fromkeys(end.spec for end in target.pin_links):
         yield f"{pins_name(spec)}.v", pins_verilog(spec)
     yield "Makefile", makefile(target)
@@ -68,11 +61,11 @@ def sources(target: Target) -> list[str]:
     return [f"../../../{target.core_file}", *links]
 
 
-def device(target: Target, verilog: str) -> dict[str, Any]:
+def device(target: Target) -> dict[str, Any]:
     """Return what the script of the SoC knows of a device."""
     board = target.packaging.litex
     assert board is not None, "Flow.check refuses others"
-    ports = core_ports(verilog)
+    ports = core_ports(target.verilog)
     return {
         "device": target.device,
         "clk_hz": target.clk_hz,

@@ -1,12 +1,11 @@
-"""Writes the package of a build: a folder for each device, with all that a vendor's tools need."""
+"""Writes the package of a build: a folder for each board, with all that a vendor's tools need."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from fpgapipe.errors import UserError
-from fpgapipe.files import exchange, read_text, scratch_folder
-from fpgapipe.host.build.build_parts import MAX_BYTES
+from fpgapipe.files import exchange, scratch_folder
 from fpgapipe.host.package.clocks import CLOCKS, PACKAGE, clocks_text
 from fpgapipe.host.package.flow import FLOWS
 from fpgapipe.host.package.readme import device_readme
@@ -25,24 +24,16 @@ MAKEFILE = "Makefile"
 """Name of the file in the package's folder that builds all devices."""
 
 
-def package_files(flow: Flow, target: Target, verilog: str) -> Iterator[tuple[str, str]]:
-    """Names and texts of all files of a device.
-
-    Parameters
-    ----------
-    flow : Flow
-    target : Target
-    verilog : str
-        Verilog of its core.
-    """
-    yield from flow.files(target, verilog)
+def package_files(flow: Flow, target: Target) -> Iterator[tuple[str, str]]:
+    """Names and texts of all files of a board."""
+    yield from flow.files(target)
     yield "README.md", device_readme(flow, target)
 
 
 def makefile(folders: Sequence[str]) -> str:
-    """Return the Makefile above the folders of the devices, each of which has one of its own."""
+    """Return the Makefile above the folders of the boards, each of which has one of its own."""
     return f"""\
-# Builds all devices, with -j several at a time. Made by fpgapipe; do not edit.
+# Builds all boards, with -j several at a time. Made by fpgapipe; do not edit.
 DEVICES := {" ".join(folders)}
 
 all: $(DEVICES)
@@ -60,7 +51,7 @@ clean-%:
 
 
 def write_package(build: Build, cluster: Cluster, kind: str) -> Path:
-    """Write the packages of all devices of a build; an earlier package is replaced.
+    """Write the packages of all boards of a build; an earlier package is replaced.
 
     Parameters
     ----------
@@ -94,8 +85,7 @@ def write_package(build: Build, cluster: Cluster, kind: str) -> Path:
             for target in found:
                 place = fresh / target.folder
                 place.mkdir(parents=True)
-                verilog = read_text(build.folder / target.core_file, MAX_BYTES[".v"])
-                for name, text in package_files(flow, target, verilog):
+                for name, text in package_files(flow, target):
                     (place / name).write_text(text)
             if folder.exists():
                 exchange(fresh, folder)

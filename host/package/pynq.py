@@ -129,18 +129,11 @@ _SYSTEMS = {
 }
 
 
-def files(target: Target, verilog: str) -> Iterator[tuple[str, str]]:
-    """Names and texts of the files of a device, but for its README.
-
-    Parameters
-    ----------
-    target : Target
-    verilog : str
-        Verilog of its core.
-    """
+def files(target: Target) -> Iterator[tuple[str, str]]:
+    """Names and texts of the files of a device, but for its README."""
     values = target.packaging.pynq
     assert values is not None, "Flow.check refuses others"
-    yield f"{CORE}.v", wrapper(target.core, verilog)
+    yield f"{CORE}.v", wrapper(target.core, target.verilog)
     yield from aurora_files(target)
     yield "build.tcl", build_script(target, values)
     yield TIMING_CHECK, TIMING_CHECK_TEXT

@@ -13,18 +13,25 @@ if TYPE_CHECKING:
 
 def device_readme(flow: Flow, target: Target) -> str:
     """Return the README of a device."""
+    cores = "\n\n".join(_core(node) for node in target.nodes)
     return f"""\
-# {target.device}: {target.board.title}
+# {target.board_name}: {target.board.title}
 
 Made by fpgapipe {__version__}. {flow.tried}
 
-The core is `../../../{target.core_file}`, planned for {target.clock_mhz} MHz; its program uses
-{target.memory_bytes:,} bytes of memory.
+{cores}
 
 {flow.tools(target)}
 
 {_links(target)}
 {flow.how_to(target)}{_first_light(flow)}"""
+
+
+def _core(node: Target) -> str:
+    whose = f"The core of node {node.number}" if node.channels else "The core"
+    return f"""\
+{whose} is `../../../{node.core_file}`, planned for {node.clock_mhz} MHz; its program uses
+{node.memory_bytes:,} bytes of memory."""
 
 
 def _first_light(flow: Flow) -> str:
@@ -50,14 +57,15 @@ With the addresses of all devices in a cluster file `lab.yaml`, from the folder 
 def _links(target: Target) -> str:
     if target.pin_links:
         return _pin_links(target)
-    if not target.links:
-        return "The device has no links."
     rows = [
         f"| {link.number} | {link.transceiver.name} | "
         f"{link.transceiver.lanes} x {link.lane_rate_gbits_per_s:g} Gb/s | "
         f"{link.transceiver.reference_clock_hz / 1e6:.7g} MHz |"
-        for link in target.links
+        for node in target.nodes
+        for link in node.links
     ]
+    if not rows:
+        return f"The device has no links{' to other boards' if target.channels else ''}."
     return "\n".join(
         [
             "| link | port | lanes | reference clock |",

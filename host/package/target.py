@@ -1,4 +1,7 @@
-"""What is packaged: a device of a build with its board, its core and the ports of its links."""
+"""What is packaged: a device of a build with its board, its core and the ports of its links.
+
+A device is a board, or one of several nodes that share a board and its bitstream.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +17,12 @@ if TYPE_CHECKING:
     from fpgapipe.boards.schema import Board
     from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec
     from fpgapipe.hw.hls_models.spec.pins import PinsSpec
+
+
+def core_file(core: CoreSpec) -> str:
+    """Path of a core's Verilog within a build."""
+    return f"{HARDWARE}/{core_name(core)}.v"
+
 
 INIT_CLOCK_HZ = 100e6
 """Frequency of Aurora's free-running clock in designs without a platform."""
@@ -69,6 +78,25 @@ class PinEnd:
 
 
 @dataclass(frozen=True)
+class OnChipEnd:
+    """An end of a link to another node of the same board.
+
+    Attributes
+    ----------
+    number : int
+        Number of the link in the core.
+    node : int
+        Number on the board of the node at the other end.
+    other : int
+        Number of the link in that node's core.
+    """
+
+    number: int
+    node: int
+    other: int
+
+
+@dataclass(frozen=True)
 class Target:
     """A device to package.
 
@@ -79,6 +107,8 @@ class Target:
     device : str
     board : Board
     core : CoreSpec
+    verilog : str
+        Verilog of the core.
     clk_hz : float
         Clock frequency that the core was planned for.
     memory_bytes : int
@@ -89,17 +119,40 @@ class Target:
         The die that holds the whole core, if one does.
     pin_links : tuple of PinEnd
         Links over plain pins.
+    number : int
+        Number of the node on its board.
+    channels : range
+        Channels of the board's memory that the node has; empty if it has all.
+    on_chip : tuple of OnChipEnd
+        Links to other nodes of the board.
+    others : tuple of Target
+        The other nodes of the board, which are packaged with the first one.
     """
 
     index: int
     device: str
     board: Board
     core: CoreSpec
+    verilog: str
     clk_hz: float
     memory_bytes: int
     links: tuple[LinkEnd, ...]
     die: str | None
     pin_links: tuple[PinEnd, ...] = ()
+    number: int = 0
+    channels: range = range(0)
+    on_chip: tuple[OnChipEnd, ...] = ()
+    others: tuple[Target, ...] = ()
+
+    @property
+    def nodes(self) -> tuple[Target, ...]:
+        """All nodes of the board that have cores: this one and the others."""
+        return (self, *self.others)
+
+    @property
+    def board_name(self) -> str:
+        """Name of the board in its cluster."""
+        return self.device.rpartition(".")[0] if self.channels else self.device
 
     @property
     def packaging(self) -> Packaging:
@@ -109,13 +162,13 @@ class Target:
 
     @property
     def folder(self) -> str:
-        """Name of the device's folder in a package."""
-        return f"{self.index}-{self.device}"
+        """Name of the board's folder in a package."""
+        return f"{self.index}-{self.board_name}"
 
     @property
     def core_file(self) -> str:
         """Path of the core's Verilog within the build."""
-        return f"{HARDWARE}/{core_name(self.core)}.v"
+        return core_file(self.core)
 
     @property
     def clock_mhz(self) -> str:

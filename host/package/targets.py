@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import TYPE_CHECKING, Any
 
 from fpgapipe.errors import UserError
+from fpgapipe.files import read_text
+from fpgapipe.host.build.build_parts import MAX_BYTES
 from fpgapipe.host.package.flow import FLOWS, PHY_PROTOCOL, PIN_PROTOCOL
-from fpgapipe.host.package.target import INIT_CLOCK_HZ, LinkEnd, PinEnd, Target
+from fpgapipe.host.package.target import (
+    INIT_CLOCK_HZ,
+    LinkEnd,
+    OnChipEnd,
+    PinEnd,
+    Target,
+    core_file,
+)
 from fpgapipe.hw.hls_models.spec.aurora import AuroraSpec
 from fpgapipe.hw.hls_models.spec.link import TRAILER_BYTES
+from fpgapipe.hw.hls_models.spec.on_chip import ON_CHIP
 from fpgapipe.hw.hls_models.spec.pins import BYTES_PER_CYCLE, PinsSpec
 from fpgapipe.partition.placed_nodes import PlacedNodes
 
@@ -18,7 +29,7 @@ if TYPE_CHECKING:
     from fpgapipe.boards.schema import Board
     from fpgapipe.host.build.build import Build
     from fpgapipe.host.package.flow import Flow
-    from fpgapipe.hw.hls_models.spec.device import LinkSpec
+    from fpgapipe.hw.hls_models.spec.device import DeviceSpec, LinkSpec
 
 
 def check_boards(cluster: Cluster, kind: str) -> None:
@@ -27,14 +38,15 @@ def check_boards(cluster: Cluster, kind: str) -> None:
     Raises
     ------
     UserError
-        If one cannot, such as a board of several nodes; the message says what is missing.
+        If one cannot; the message says what is missing.
     """
-    cluster.check_whole_boards("packaged")
     flow = FLOWS[kind]
-    for name, board in zip(cluster.device_names, cluster.boards, strict=True):
-        flow.check(name, board)
-    ends: list[set[str]] = [set() for _ in cluster.boards]
+    for name, node in zip(cluster.device_names, cluster.nodes, strict=True):
+        flow.check(name, node.board, is_share=node.is_share)
+    ends: dict[int, set[str]] = {}  # ports of each board, by the position of its first node
     for link in cluster.links:
+        if link.protocol == ON_CHIP:
+            continue
         for place, port in (
             (link.source, link.source_port),
             (link.destination, link.destination_port),
@@ -47,9 +59,9 @@ def check_boards(cluster: Cluster, kind: str) -> None:
                 )
             find = _pin_port if flow.protocol == PIN_PROTOCOL else _transceiver
             find(device, board, port, link.protocol)
-            ends[place].add(port)
-    for name, board, ports in zip(cluster.device_names, cluster.boards, ends, strict=True):
-        _check_quads(name, board, ports)
+            ends.setdefault(place - cluster.nodes[place].number, set()).add(port)
+    for place, ports in ends.items():
+        _check_quads(cluster.device_names[place], cluster.boards[place], ports)
 
 
 def _transceiver(device: str, board: Board, port: str, protocol: str) -> Transceiver:
@@ -96,7 +108,7 @@ def _check_quads(device: str, board: Board, ports: set[str]) -> None:
 
 
 def targets(build: Build, cluster: Cluster, flow: Flow) -> list[Target]:
-    """Return the devices of a build.
+    """Return the boards of a build: the first device of each, with the others that share it.
 
     Parameters
     ----------
@@ -110,12 +122,12 @@ def targets(build: Build, cluster: Cluster, flow: Flow) -> list[Target]:
     UserError
         If a device cannot be packaged.
     """
-    boards = dict(zip(cluster.device_names, cluster.boards, strict=True))
     placed = PlacedNodes.of(build.plan, build.cluster)
-    found = []
-    for index, node in enumerate(build.plan.nodes):
-        board = boards[node.device]
-        core = build.cores[index]
+    texts: dict[str, str] = {}  # of the cores' files, which equal cores share
+    found: dict[int, list[Target]] = {}  # by the position of the board's first node
+    for index, (node, place) in enumerate(zip(build.plan.nodes, placed.places, strict=True)):
+        share = cluster.nodes[place]
+        board, core = share.board, build.cores[index]
         wires = placed.placement.wires_of(index)
         if len(core.links) != len(wires):
             raise UserError(
@@ -124,9 +136,15 @@ def targets(build: Build, cluster: Cluster, flow: Flow) -> list[Target]:
             )
         links: list[LinkEnd] = []
         pin_links: list[PinEnd] = []
+        on_chip: list[OnChipEnd] = []
         for number, wire in enumerate(wires):
             link, port = placed.links[wire], placed.port(index, wire)
-            if flow.protocol == PIN_PROTOCOL:
+            if link.protocol == ON_CHIP:
+                ((other, there),) = (
+                    end for end in placed.placement.wires[wire] if end != (index, number)
+                )
+                on_chip.append(OnChipEnd(number, cluster.nodes[placed.places[other]].number, there))
+            elif flow.protocol == PIN_PROTOCOL:
                 pin_links.append(_pin_end(build, board, index, number, link, port))
             else:
                 links.append(_link_end(build, board, index, number, link, port))
@@ -136,20 +154,27 @@ def targets(build: Build, cluster: Cluster, flow: Flow) -> list[Target]:
             for each in resources["dies"]
             if all(resources["used"][name] <= each["limits"][name] for name in each["limits"])
         ]
+        path = build.folder / core_file(core)
+        if path.name not in texts:
+            texts[path.name] = read_text(path, MAX_BYTES[".v"])
         target = Target(
             index,
             node.device,
             board,
             core,
+            texts[path.name],
             node.spec.clk_hz,
             sum(build.memory_use[index].values()),
             tuple(links),
-            dies[0] if dies else None,
+            share.die or (dies[0] if dies else None),
             tuple(pin_links),
+            share.number,
+            share.channels,
+            tuple(on_chip),
         )
-        _check_memory(target)
-        found.append(target)
-    return found
+        _check_memory(target, share.spec)
+        found.setdefault(place - share.number, []).append(target)
+    return [dataclasses.replace(first, others=tuple(others)) for first, *others in found.values()]
 
 
 def _pin_end(
@@ -187,8 +212,8 @@ def _link_end(
     return LinkEnd(number, transceiver, link.line_rate_bits_per_s, bridge)
 
 
-def _check_memory(target: Target) -> None:
-    memories = target.board.reached_memories()
+def _check_memory(target: Target, device: DeviceSpec) -> None:
+    memories = device.memories
     limit = sum(memory.count * memory.size_bytes for memory in memories)
     if target.memory_bytes > limit:
         names = " and ".join(memory.name for memory in memories)

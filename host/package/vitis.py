@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from fpgapipe.boards.packaging import Vitis
-    from fpgapipe.host.package.target import Target
+    from fpgapipe.host.package.target import LinkEnd, Target
     from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec
 
 POINTER = "MEMORY_BASE"
@@ -45,32 +45,48 @@ HOOK = $(if $(filter hook,$(TRANSCEIVERS)),--advanced.param \\
 """
 
 
-def instance(kernel: str) -> str:
-    """Name of the one instance of a kernel."""
-    return f"{kernel}_0" if kernel == CORE else kernel
+def instance(number: int) -> str:
+    """Name of the core of a board's node, as an instance of its kernel."""
+    return f"{CORE}_{number}"
 
 
-def files(target: Target, verilog: str) -> Iterator[tuple[str, str]]:
-    """Names and texts of the files of a device, but for its README.
+def kernels(target: Target) -> dict[str, list[Target]]:
+    """Names of the kernels of a board's cores, and the nodes that have each: equal cores are one.
 
-    Parameters
-    ----------
-    target : Target
-    verilog : str
-        Verilog of its core.
+    A kernel that is not the first node's is named by the first node that has it.
     """
+    found: dict[str, list[Target]] = {}
+    for node in target.nodes:
+        of_same = next((each for each in found.values() if each[0].core == node.core), None)
+        if of_same is None:
+            found[CORE if not found else f"{CORE}_of_{node.number}"] = of_same = []
+        of_same.append(node)
+    return found
+
+
+def _aurora_links(target: Target) -> list[tuple[Target, LinkEnd]]:
+    """The links to other boards, with their nodes."""
+    found = [(node, link) for node in target.nodes for link in node.links]
+    names = [module_name(link) for _, link in found]
+    assert len(set(names)) == len(names), "data enter by link 0 and leave by the next one"
+    return found
+
+
+def files(target: Target) -> Iterator[tuple[str, str]]:
+    """Names and texts of the files of a board, but for its README."""
     values = target.packaging.vitis
     assert values is not None, "Flow.check refuses others"
-    yield f"{CORE}.v", wrapper(target.core, verilog)
-    yield "package_kernel.tcl", package_script(target)
-    for link in target.links:
+    for kernel, (node, *_) in kernels(target).items():
+        yield f"{kernel}.v", wrapper(node.core, node.verilog, kernel)
+        yield f"package_{kernel}.tcl", package_script(node, kernel)
+    for node, link in _aurora_links(target):
         name = module_name(link)
         yield f"{name}.v", module(link)
         yield f"{bridge_name(link.bridge)}.v", bridge_verilog(link.bridge)
-        yield f"{name}.xdc", clock_constraints(link, target.clk_hz, values.init_clock_hz)
-        yield f"package_{name}.tcl", kernel_script(target, link, values.init_clock_hz)
+        yield f"{name}.xdc", clock_constraints(link, node.clk_hz, values.init_clock_hz)
+        yield f"package_{name}.tcl", kernel_script(node, link, values.init_clock_hz)
     yield "link.cfg", link_config(target, values)
-    if target.links:
+    if _aurora_links(target):
         yield JOIN, join_script(target, values)
     for name in SHIM_FILES:
         yield name, shim_text(name)
@@ -92,8 +108,9 @@ def registers(core: CoreSpec) -> Iterator[tuple[str, int, int, str]]:
             yield register.name, register.offset, 32, register.meaning
 
 
-def package_script(target: Target) -> str:
-    """Return the Tcl that packages the core as a kernel."""
+def package_script(target: Target, kernel: str = CORE) -> str:
+    """Return the Tcl that packages a node's core as a kernel."""
+    ip = f"build/{kernel}_ip"
     core, block = Variable("$core"), Variable("$block")
     described = []
     for name, offset, bits, meaning in registers(target.core):
@@ -113,23 +130,28 @@ def package_script(target: Target) -> str:
             ]
     core_file = f"../../../{target.core_file}"
     return script(
-        f"Packages the core of {target.device} as the kernel {CORE}. Made by fpgapipe.",
+        f"Packages the core of {target.device} as the kernel {kernel}. Made by fpgapipe.",
         [
             command(
-                "create_project", "-force", CORE, f"build/{CORE}", "-part", target.board.part.name
+                "create_project",
+                "-force",
+                kernel,
+                f"build/{kernel}",
+                "-part",
+                target.board.part.name,
             ),
-            command("add_files", "-norecurse", call("list", core_file, f"{CORE}.v")),
-            command("set_property", "top", CORE, call("current_fileset")),
+            command("add_files", "-norecurse", call("list", core_file, f"{kernel}.v")),
+            command("set_property", "top", kernel, call("current_fileset")),
             command("update_compile_order", "-fileset", "sources_1"),
             command(
-                *("ipx::package_project", "-root_dir", "build/ip", "-vendor", "fpgapipe"),
+                *("ipx::package_project", "-root_dir", ip, "-vendor", "fpgapipe"),
                 *("-library", "kernel", "-taxonomy", "/KernelIP", "-import_files"),
                 *("-set_current", "false"),
             ),
-            command("ipx::unload_core", "build/ip/component.xml"),
+            command("ipx::unload_core", f"{ip}/component.xml"),
             command(
                 *("ipx::edit_ip_in_project", "-upgrade", "true", "-name", "edit"),
-                *("-directory", "build/ip", "build/ip/component.xml"),
+                *("-directory", ip, f"{ip}/component.xml"),
             ),
             command("set", "core", call("ipx::current_core")),
         ],
@@ -165,39 +187,48 @@ def package_script(target: Target) -> str:
             command("ipx::save_core", core),
             command("close_project", "-delete"),
             command(
-                *("package_xo", "-force", "-xo_path", f"{CORE}.xo", "-kernel_name", CORE),
-                *("-ctrl_protocol", "user_managed", "-ip_directory", "build/ip"),
+                *("package_xo", "-force", "-xo_path", f"{kernel}.xo", "-kernel_name", kernel),
+                *("-ctrl_protocol", "user_managed", "-ip_directory", ip),
             ),
         ],
     )
 
 
-def memory_connection(target: Target) -> str:
-    """The memory that the kernel's master is connected to, as the linker names it."""
-    memory = next(each for each in target.board.memory if each.name == target.packaging.memory)
+def memory_connection(node: Target) -> str:
+    """The memory that the master of a node's core is connected to, as the linker names it."""
+    memory = next(each for each in node.board.memory if each.name == node.packaging.memory)
     name = "HBM" if memory.kind.startswith("hbm") else "DDR"
-    last = memory.count - 1
-    return f"{name}[0:{last}]" if last else f"{name}[0]"
+    channels = node.channels or range(memory.count)
+    first, last = channels[0], channels[-1]
+    return f"{name}[{first}:{last}]" if last > first else f"{name}[{first}]"
 
 
 def link_config(target: Target, values: Vitis) -> str:
     """Return the settings of the linker."""
-    own = instance(CORE)
     lines = [
-        f"# Linker settings of {target.device}. Made by fpgapipe; do not edit.",
+        f"# Linker settings of {target.board_name}. Made by fpgapipe; do not edit.",
         f"platform={values.platform}",
         f"kernel_frequency={target.clock_mhz}",
         "save-temps=1",
         "",
         "[connectivity]",
-        f"nk={CORE}:1:{own}",
     ]
-    lines += [f"nk={module_name(each)}:1:{instance(module_name(each))}" for each in target.links]
-    lines.append(f"sp={own}.{MEMORY}:{memory_connection(target)}")
-    if target.die == values.memory_die:
-        lines.append(f"slr={own}:{target.die}")
-    for link in target.links:
-        aurora = instance(module_name(link))
+    for kernel, nodes in kernels(target).items():
+        names = ".".join(instance(node.number) for node in nodes)
+        lines.append(f"nk={kernel}:{len(nodes)}:{names}")
+    auroras = [module_name(link) for _, link in _aurora_links(target)]
+    lines += [f"nk={each}:1:{each}" for each in auroras]
+    for node in target.nodes:
+        own = instance(node.number)
+        lines.append(f"sp={own}.{MEMORY}:{memory_connection(node)}")
+        if node.channels or node.die == values.memory_die:
+            lines.append(f"slr={own}:{node.die}")
+        lines += [
+            f"stream_connect={own}.link{end.number}_tx:{instance(end.node)}.link{end.other}_rx"
+            for end in node.on_chip
+        ]
+    for node, link in _aurora_links(target):
+        own, aurora = instance(node.number), module_name(link)
         lines += [
             f"stream_connect={own}.link{link.number}_tx:{aurora}.tx_axis",
             f"stream_connect={aurora}.rx_axis:{own}.link{link.number}_rx",
@@ -212,8 +243,8 @@ def link_config(target: Target, values: Vitis) -> str:
 def join_script(target: Target, values: Vitis) -> str:
     """Return Tcl commands that join what ``connect`` joins in the linker's settings."""
     lines = []
-    for link in target.links:
-        cell, port = instance(module_name(link)), link.transceiver
+    for _, link in _aurora_links(target):
+        cell, port = module_name(link), link.transceiver
         for outer, inner in (
             (port.platform_clock, "gt_refclk"),
             (port.platform_lanes, "gt_port"),
@@ -228,30 +259,33 @@ def join_script(target: Target, values: Vitis) -> str:
         pins = (values.init_clock, f"{cell}/init_clk")
         lines.append(command("connect_bd_net", *(call("get_bd_pins", each) for each in pins)))
     return script(
-        f"Joins the transceivers of {target.device} in the linked design. Made by fpgapipe.", lines
+        f"Joins the transceivers of {target.board_name} in the linked design. Made by fpgapipe.",
+        lines,
     )
 
 
 def makefile(target: Target, values: Vitis) -> str:
     """Return the Makefile, whose first target is the file that XRT loads."""
-    auroras = [module_name(link) for link in target.links]
-    objects = " ".join(f"{name}.xo" for name in (CORE, *auroras))
-    hook = JOIN if target.links else ""
-    core_file = f"../../../{target.core_file}"
+    links = _aurora_links(target)
+    names = [*kernels(target), *(module_name(link) for _, link in links)]
+    objects = " ".join(f"{name}.xo" for name in names)
+    hook = JOIN if links else ""
     rules = [
         f"""\
-{CORE}.xo: package_kernel.tcl {CORE}.v {core_file}
+{kernel}.xo: package_{kernel}.tcl {kernel}.v ../../../{nodes[0].core_file}
 	vivado -mode batch -nojournal -nolog -source $<
 """
+        for kernel, nodes in kernels(target).items()
     ]
-    for link, name in zip(target.links, auroras, strict=True):
+    for _, link in links:
+        name = module_name(link)
         sources = f"{name}.v {name}.xdc {bridge_name(link.bridge)}.v"
         rules.append(f"""\
 {name}.xo: package_{name}.tcl {sources}
 	vivado -mode batch -nojournal -nolog -source $<
 """)
     return f"""\
-# Builds {XCLBIN} for {target.device}, {values.platform}. Made by fpgapipe; do not edit.
+# Builds {XCLBIN} for {target.board_name}, {values.platform}. Made by fpgapipe; do not edit.
 # It needs Vitis (vivado, v++) and XRT in the shell: source their settings64.sh and setup.sh.
 XILINX_XRT ?= /opt/xilinx/xrt
 CXX ?= g++
@@ -290,10 +324,8 @@ with `{JOIN}`.
 def _how_to(target: Target) -> str:
     values = target.packaging.vitis
     assert values is not None, "the flow is vitis"
-    where = (
-        f"It fits {target.die} and is placed there."
-        if target.die == values.memory_die
-        else "It does not fit one die next to the memory, so the tools place it."
+    steps = "\n".join(
+        f"| kernel | `vivado -mode batch -source package_{each}.tcl` |" for each in kernels(target)
     )
     return f"""
 ## Build
@@ -307,21 +339,47 @@ make            # {XCLBIN} and {SHIM_LIBRARY}; hours
 
 | step | command |
 |---|---|
-| kernel | `vivado -mode batch -source package_kernel.tcl` |
+{steps}
 | link | `v++ --link --target hw --config link.cfg --output {XCLBIN} *.xo` |
 
-The kernel `{instance(CORE)}` is connected to `{memory_connection(target)}`. {where}
+{_places(target, values)}
 
 If the kernel does not reach {target.clock_mhz} MHz, `v++` lowers its clock and goes on. `make`
 therefore writes the clocks of the bitstream to `{ACHIEVED}` and prints that of the
 kernel; `fpgapipe run`, `report` and `bringup` read the file from here.
-{_TRANSCEIVERS if target.links else ""}
+{_TRANSCEIVERS if _aurora_links(target) else ""}
 ## Reach it
 
 The kernel is user-managed, for which pyxrt has no registers. `{SHIM_LIBRARY}` has C functions over
-`xrt::ip` and `xrt::bo`; `xrt_shim.h` documents them. The instance is
-`{CORE}:{{{instance(CORE)}}}`.
+`xrt::ip` and `xrt::bo`; `xrt_shim.h` documents them. {_instances(target)}
 """
 
 
-FLOW = Flow(files, _how_to, vendor_tools, PHY_PROTOCOL, key="vitis", backend="xrt")
+def _places(target: Target, values: Vitis) -> str:
+    """Where the cores are, and the memory that each has."""
+    if target.channels:
+        rows = [
+            f"| `{instance(node.number)}` | `{kernel}` | {node.die} | `{memory_connection(node)}` |"
+            for kernel, nodes in kernels(target).items()
+            for node in nodes
+        ]
+        return "\n".join(
+            ("| node's core | kernel | die | memory |", "|---|---|---|---|", *sorted(rows))
+        )
+    where = (
+        f"It fits {target.die} and is placed there."
+        if target.die == values.memory_die
+        else "It does not fit one die next to the memory, so the tools place it."
+    )
+    own = instance(target.number)
+    return f"The kernel `{own}` is connected to `{memory_connection(target)}`. {where}"
+
+
+def _instances(target: Target) -> str:
+    names = ", ".join(f"`{instance(node.number)}`" for node in target.nodes)
+    return (
+        f"The instance is\n{names}." if len(target.nodes) == 1 else f"The instances are\n{names}."
+    )
+
+
+FLOW = Flow(files, _how_to, vendor_tools, PHY_PROTOCOL, key="vitis", backend="xrt", has_nodes=True)

@@ -58,18 +58,11 @@ endmodule
 """
 
 
-def files(target: Target, verilog: str) -> Iterator[tuple[str, str]]:
-    """Names and texts of the files of a device, but for its README.
-
-    Parameters
-    ----------
-    target : Target
-    verilog : str
-        Verilog of its core.
-    """
+def files(target: Target) -> Iterator[tuple[str, str]]:
+    """Names and texts of the files of a device, but for its README."""
     values = target.packaging.vivado
     assert values is not None, "Flow.check refuses others"
-    yield f"{CORE}.v", wrapper(target.core, verilog)
+    yield f"{CORE}.v", wrapper(target.core, target.verilog)
     yield f"{SYNCHRONIZER}.v", _SYNCHRONIZER
     yield (
         f"{SYNCHRONIZER}.xdc",

@@ -62,8 +62,11 @@ class Port:
 
 def interfaces(core: CoreSpec) -> list[str]:
     """Names of the bus interfaces, all of which have the clock ``ap_clk``."""
-    ways = ("tx", "rx", "clock")
-    links = [f"link{number}_{way}" for number in range(len(core.links)) for way in ways]
+    links = [
+        f"link{number}_{way}"
+        for number, link in enumerate(core.links)
+        for way in ("tx", "rx", *(("clock",) if link.has_phy else ()))
+    ]
     return [CONTROL, MEMORY, *links]
 
 
@@ -137,15 +140,23 @@ def _parameters(core: CoreSpec, interface: str, ports: list[Port]) -> str:
     return f"TDATA_NUM_BYTES {signals['TDATA'] // 8}, {', '.join(marks)}"
 
 
-def wrapper(core: CoreSpec, verilog: str) -> str:
-    """Return the Verilog of the wrapper around the module ``top`` of a core's Verilog."""
+def wrapper(core: CoreSpec, verilog: str, name: str = CORE) -> str:
+    """Return the Verilog of the wrapper around the module ``top`` of a core's Verilog.
+
+    Parameters
+    ----------
+    core : CoreSpec
+    verilog : str
+    name : str
+        Name of the wrapper's module.
+    """
     ports = core_ports(verilog)
     buses = ":".join(interfaces(core))
     lines = [
         "// The core with the port names of the vendor's tools. Made by fpgapipe; do not edit.",
         "`default_nettype none",
         "",
-        f"module {CORE} (",
+        f"module {name} (",
         *_attribute("clock:1.0 ap_clk CLK", "signal"),
         f'    (* X_INTERFACE_PARAMETER = "XIL_INTERFACENAME ap_clk, ASSOCIATED_BUSIF {buses}, '
         'ASSOCIATED_RESET ap_rst_n" *)',

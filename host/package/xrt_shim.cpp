@@ -60,20 +60,20 @@ xrt::device opened(const std::string &device) {
     return xrt::device(static_cast<unsigned int>(std::stoul(device)));
 }
 
-// The name of an instance as xclbin files have it: kernel:instance, without the braces with which
-// xrt::ip tells an instance from a kernel.
-std::string plain(const std::string &instance) {
-    std::string name;
-    for (const char each : instance)
-        if (each != '{' && each != '}') name += each;
-    return name;
+// The kernel's instance of a name. Files have the names of both, kernel:instance.
+xrt::xclbin::ip instance_of(const xrt::xclbin &xclbin, const std::string &instance) {
+    std::string known;
+    for (const auto &ip : xclbin.get_ips()) {
+        const auto name = ip.get_name();
+        if (name.substr(name.find(':') + 1) == instance) return ip;
+        known += (known.empty() ? "" : ", ") + name;
+    }
+    throw std::runtime_error("the xclbin has no " + instance + "; it has: " + known);
 }
 
-std::string braced(const std::string &instance) {
-    const auto name = plain(instance);
+// The name by which xrt::ip tells an instance from a kernel: kernel:{instance}.
+std::string braced(const std::string &name) {
     const auto colon = name.find(':');
-    if (colon == std::string::npos)
-        throw std::invalid_argument("the instance must be kernel:{instance}, not " + instance);
     return name.substr(0, colon + 1) + "{" + name.substr(colon + 1) + "}";
 }
 
@@ -81,19 +81,13 @@ std::string braced(const std::string &instance) {
 // core's reach. A master that reaches several channels of an HBM is connected to each of them and,
 // with a higher index, to the group of them all. XRT's own kernels take the highest index, too;
 // a single channel would hold no more than 256 or 512 MB.
-uint32_t memory_of(const xrt::xclbin &xclbin, const std::string &instance) {
-    for (const auto &ip : xclbin.get_ips()) {
-        if (ip.get_name() != plain(instance)) continue;
-        std::optional<uint32_t> highest;
-        for (const auto &argument : ip.get_args())
-            for (const auto &memory : argument.get_mems())
-                highest = std::max(highest.value_or(0), static_cast<uint32_t>(memory.get_index()));
-        if (highest) return *highest;
-        throw std::runtime_error("no argument of " + instance + " is connected to a memory");
-    }
-    std::string known;
-    for (const auto &ip : xclbin.get_ips()) known += (known.empty() ? "" : ", ") + ip.get_name();
-    throw std::runtime_error("the xclbin has no " + instance + "; it has: " + known);
+uint32_t memory_of(const xrt::xclbin::ip &ip) {
+    std::optional<uint32_t> highest;
+    for (const auto &argument : ip.get_args())
+        for (const auto &memory : argument.get_mems())
+            highest = std::max(highest.value_or(0), static_cast<uint32_t>(memory.get_index()));
+    if (highest) return *highest;
+    throw std::runtime_error("no argument of " + ip.get_name() + " is connected to a memory");
 }
 
 void check_range(const fpgapipe_buffer *buffer, uint64_t offset_bytes, uint64_t size_bytes) {
@@ -121,9 +115,12 @@ fpgapipe_device *fpgapipe_open(const char *device, const char *xclbin, const cha
         if (!device || !xclbin || !instance)
             throw std::invalid_argument("device, xclbin and instance are needed");
         auto card = opened(device);
-        const auto group = memory_of(xrt::xclbin(std::string(xclbin)), instance);
-        const auto uuid = card.load_xclbin(std::string(xclbin));
-        xrt::ip core(card, uuid, braced(instance));
+        const xrt::xclbin file{std::string(xclbin)};
+        const auto found = instance_of(file, instance);  // its names are the file's
+        const auto group = memory_of(found);
+        // XRT leaves a card as it is that has this file already, for another instance of it.
+        const auto uuid = card.load_xclbin(file);
+        xrt::ip core(card, uuid, braced(found.get_name()));
         return new fpgapipe_device{card, core, group, std::nullopt, {}};
     });
 }

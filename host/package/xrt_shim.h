@@ -15,7 +15,7 @@
 extern "C" {
 #endif
 
-#define FPGAPIPE_SHIM_VERSION 1
+#define FPGAPIPE_SHIM_VERSION 2
 #define FPGAPIPE_OK 0
 #define FPGAPIPE_ERROR (-1)
 #define FPGAPIPE_TIMEOUT 1
@@ -30,12 +30,12 @@ int fpgapipe_version(void);
  * calls another of these functions. */
 const char *fpgapipe_last_error(void);
 
-/* Load an xclbin and open one of its kernels for exclusive use.
+/* Load an xclbin and open one of its kernels' instances for exclusive use. A card that has the file
+ * already keeps it, so that several instances can be open.
  *
  * device: PCIe address such as "0000:3b:00.1", or a number such as "0".
  * xclbin: path of the file.
- * instance: name of the kernel's instance, such as "fpgapipe_core:{fpgapipe_core_0}"; the braces may be left
- * out. */
+ * instance: name of the kernel's instance, such as "fpgapipe_core_0". */
 fpgapipe_device *fpgapipe_open(const char *device, const char *xclbin, const char *instance);
 
 /* Close a device and free all of its buffers. NULL is allowed. */

@@ -73,6 +73,11 @@ def open_device(kind: str, name: str, address: Address, board: Board, folder: Pa
         If the device cannot be opened, or its agent has another one under this name.
     """
     if address.agent is None:
+        if address.node and not TRANSPORTS[kind].has_nodes:
+            raise UserError(
+                f"{name} is core {address.node} of its board, and --backend {kind} reaches one "
+                "core a board"
+            )
         opens = TRANSPORTS.guarded(kind, TRANSPORTS[kind].open, Transport)
         return cast("Transport", opens(address, board, folder))
     from fpgapipe.host.transports.agent import AgentTransport
@@ -109,10 +114,9 @@ def open_transports(kind: str, plan: Plan, cluster: Cluster, file: Path) -> list
     Raises
     ------
     UserError
-        If devices or addresses are missing, a device has another board than the plan, or a board
-        has several nodes.
+        If devices or addresses are missing, a device has another board than the plan, or the
+        transport reaches one core a board.
     """
-    cluster.check_whole_boards("driven")
     wanted = [node.device for node in plan.nodes]
     known = {name: index for index, name in enumerate(cluster.device_names)}
     places = [known[name] for name in wanted] if set(wanted) <= set(known) else range(len(known))

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from fpgapipe.boards.address import Address
     from fpgapipe.boards.schema import Board
 
-SHIM_VERSION = 1
+SHIM_VERSION = 2
 """Version of the functions that this module calls."""
 
 _TIMEOUT = 1
@@ -63,6 +63,7 @@ class XrtTransport(BoardTransport):
     """
 
     name = "xrt"
+    has_nodes = True
 
     def __init__(self, library: Path, device: str, bitstream: Path, instance: str) -> None:
         try:
@@ -77,8 +78,9 @@ class XrtTransport(BoardTransport):
         version = self._library.fpgapipe_version()
         if version != SHIM_VERSION:
             raise TransportError(
-                f"{library} has version {version} of its functions, not {SHIM_VERSION}; compile "
-                "that of this package"
+                f"{library} has version {version} of its functions, not {SHIM_VERSION}; copy "
+                "xrt_shim.cpp and xrt_shim.h of a package that this version of fpgapipe has made "
+                f"to {library.parent}, and run 'make {library.name}' there"
             )
         self._buffers: Buffers[int] = Buffers()
         names = (device, str(bitstream), instance)
@@ -100,13 +102,12 @@ class XrtTransport(BoardTransport):
         """See `BoardTransport`."""
         from fpgapipe.host.package.shim import SHIM_LIBRARY
         from fpgapipe.host.package.vitis import instance
-        from fpgapipe.host.package.wrapper import CORE
 
         if address.bitstream is None:
             raise UserError("--backend xrt needs the key bitstream, the path of the .xclbin")
         bitstream = folder / address.bitstream
         library = bitstream.parent / SHIM_LIBRARY
-        return cls(library, address.device, bitstream, f"{CORE}:{{{instance(CORE)}}}")
+        return cls(library, address.device, bitstream, instance(address.node))
 
     def close(self) -> None:
         """See `Transport`."""

@@ -11,7 +11,6 @@ from fpgapipe.hw.hls_models.model.registers import LINK_COUNTERS
 from fpgapipe.hw.hls_models.model.sequencer import SequencerSpec
 from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec
 from fpgapipe.hw.hls_models.spec.link import LinkState
-from fpgapipe.hw.hls_models.spec.on_chip import OnChipSpec
 from fpgapipe.hw.rtl.control.registers import Registers
 from fpgapipe.hw.rtl.control.sequencer import Sequencer
 from fpgapipe.hw.rtl.dma.link_dma import ReceiveEngine, SendEngine
@@ -43,16 +42,15 @@ _EVENT_NAMES = {
 def _stream_members(number, link):
     """Return the ports of a link, with the names that tools look for."""
     members: dict[str, Any] = {}
-    of_frames = not isinstance(link, OnChipSpec)
     for prefix, to, back in ((f"m_axis_link{number}", Out, In), (f"s_axis_link{number}", In, Out)):
         members |= {
             f"{prefix}_tdata": to(8 * link.phy_bytes),
-            **({f"{prefix}_tkeep": to(link.phy_bytes)} if of_frames else {}),
-            **({f"{prefix}_tlast": to(1)} if of_frames else {}),
+            **({f"{prefix}_tkeep": to(link.phy_bytes)} if link.has_phy else {}),
+            **({f"{prefix}_tlast": to(1)} if link.has_phy else {}),
             f"{prefix}_tvalid": to(1),
             f"{prefix}_tready": back(1),
         }
-    if not of_frames:
+    if not link.has_phy:
         return members
     prefix = f"s_axis_clock{number}"
     return members | {
@@ -372,7 +370,7 @@ class Device(wiring.Component):
             engine.tx.ready.eq(getattr(self, f"{out}_tready")),
             engine.rx.valid.eq(getattr(self, f"{into}_tvalid")),
         ]
-        if isinstance(engine.spec, OnChipSpec):
+        if not engine.spec.has_phy:
             m.d.comb += [
                 getattr(self, f"{out}_tdata").eq(engine.tx.payload),
                 engine.rx.payload.eq(getattr(self, f"{into}_tdata")),

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from fpgapipe.errors import UserError
 from fpgapipe.hw.hls_models.cycles.cluster_cycles import predict_cluster
 from fpgapipe.hw.hls_models.spec.link import LinkEngineSpec
-from fpgapipe.hw.hls_models.spec.on_chip import LinkEndSpec, OnChipSpec
+from fpgapipe.hw.hls_models.spec.on_chip import LinkEndSpec
 from fpgapipe.lowering.memory.placed import Placed, page
 from fpgapipe.lowering.ring.hop import hop_programs
 from fpgapipe.lowering.units.step_options import StepOptions
@@ -172,7 +172,7 @@ def _priced(name: str, request: Request, candidate: Candidate) -> Plan:
 def _link_ends(cluster: ClusterSpec, node: NodeSpec) -> tuple[LinkEndSpec, ...]:
     """Ends of the links to the devices before and after, alike on all devices."""
     ends = link_ends(PlacedNodes.chain(range(len(cluster.devices)), cluster))
-    if any(isinstance(end, OnChipSpec) for end in ends):
+    if not all(end.has_phy for end in ends):
         raise UserError("boards of a ring have one node each so far; leave out --nodes")
     widest = LinkEngineSpec(
         phy_bytes=max(end.phy_bytes for end in ends),

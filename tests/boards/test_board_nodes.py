@@ -1,23 +1,27 @@
 """Nodes of boards: what each gets, how they are joined, and what is refused."""
 
+import dataclasses
 import json
 from collections import Counter
 from itertools import pairwise
 
 import pytest
 
+from fpgapipe.boards.address import MOST_NODES, Address
 from fpgapipe.boards.cluster import chain_of, load_cluster
 from fpgapipe.boards.library import board_names, load_board
 from fpgapipe.boards.nodes import (
     AXI_WIRES,
     MOST_BOUNDARY_WIRES,
-    MOST_NODES,
     ON_CHIP_WIRES,
     crossing_cycles,
     nodes_of,
 )
-from fpgapipe.errors import UserError
+from fpgapipe.errors import FileError, UserError
+from fpgapipe.host.package import targets
+from fpgapipe.host.package.flow import FLOWS
 from fpgapipe.host.package.targets import check_boards
+from fpgapipe.host.transports.opening import open_device
 from fpgapipe.hw.hls_models.spec.on_chip import ON_CHIP
 
 WITH_NODES = ("u280", "u50", "u55c")
@@ -184,8 +188,37 @@ def test_ports_have_one_die(changes, words):
         nodes_of(other_port(**changes), 4, enters="qsfp/0", leaves="other/0")
 
 
-def test_boards_with_nodes_are_not_packaged_or_driven():
-    cluster = chain_of(load_board("u280"), 1, 2)
-    with pytest.raises(UserError, match=r"u280-0\.0 .* cannot be packaged yet"):
-        check_boards(cluster, "vitis")
-    check_boards(chain_of(load_board("u280"), 2), "vitis")
+def test_which_packages_take_boards_with_nodes(monkeypatch):
+    cluster = chain_of(load_board("u280"), 2, 2)
+    check_boards(cluster, "vitis")
+    alone = dataclasses.replace(FLOWS["vitis"], has_nodes=False)
+    monkeypatch.setattr(targets, "FLOWS", {"alone": alone})
+    with pytest.raises(UserError, match=r"u280-0\.0 cannot .* one core a board; build with one"):
+        check_boards(cluster, "alone")
+    check_boards(chain_of(load_board("u280"), 2), "alone")
+
+
+def test_nodes_of_a_cluster_file_have_addresses(tmp_path):
+    """All of a board have its address, with their numbers; a board of one may be any of them."""
+    (tmp_path / "lab.yaml").write_text("""\
+format: 1
+name: lab
+devices:
+  - {name: a, board: u280, nodes: 3, address: {device: "0", bitstream: x.xclbin}}
+  - {name: b, board: u280, address: {device: "1", node: 2}}
+topology: chain
+""")
+    found = load_cluster(tmp_path / "lab.yaml")
+    assert found.device_names == ("a.0", "a.1", "a.2", "b")
+    assert [(each.device, each.node) for each in found.addresses] == [
+        ("0", 0), ("0", 1), ("0", 2), ("1", 2),
+    ]  # fmt: skip
+    text = (tmp_path / "lab.yaml").read_text().replace("bitstream", "node: 1, bitstream")
+    (tmp_path / "lab.yaml").write_text(text)
+    with pytest.raises(FileError, match="node: must be left out where 'nodes' is"):
+        load_cluster(tmp_path / "lab.yaml")
+
+
+def test_a_transport_to_one_core_a_board_refuses_others(tmp_path):
+    with pytest.raises(UserError, match=r"a\.1 is core 1 of its board, and --backend xdma reaches"):
+        open_device("xdma", "a.1", Address(node=1), load_board("u280"), tmp_path)

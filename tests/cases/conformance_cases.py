@@ -4,7 +4,7 @@ import contextlib
 import hashlib
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from pathlib import Path
 
@@ -16,6 +16,8 @@ from step_cases import SMALL_CORE
 from transport_cases import XdmaFiles
 from xrt_cases import Card, compiled
 
+from fpgapipe.boards.address import Address
+from fpgapipe.boards.library import load_board
 from fpgapipe.host.data.data import load_data
 from fpgapipe.host.transports.modelled import ModelledCluster, ModelledTransport
 from fpgapipe.host.transports.pynq_board import PynqTransport
@@ -99,8 +101,8 @@ class Rig:
         What ends with the transports.
     behind : callable
         What makes the devices that are reached: `modelled` or `simulated`.
-    libraries : list of Path
-        XRT's shim of each device, a library of its own.
+    library : Path or None
+        XRT's shim, compiled; made where it is None.
     others : tuple
         Lock of the devices, and whether they may run; see `transport_to`.
     """
@@ -108,20 +110,20 @@ class Rig:
     folder: Path
     stack: contextlib.ExitStack
     behind: Callable = modelled
-    libraries: list[Path] = field(default_factory=list)
+    library: Path | None = None
     others: tuple = ()
 
     def devices(self, pipeline, bases):
         """Ways to the devices that are reached."""
         return self.behind(pipeline, bases, self)
 
-    def shims(self):
-        """XRT's shim of each device; they are compiled where there are none."""
-        for number in range(len(self.libraries), DEVICES):
-            folder = self.folder / f"shim{number}"
+    def shim(self):
+        """XRT's shim; it is compiled where there is none."""
+        if self.library is None:
+            folder = self.folder / "shim"
             folder.mkdir()
-            self.libraries.append(compiled(folder))
-        return self.libraries
+            self.library = compiled(folder)
+        return self.library
 
 
 def directly(pipeline, bases, rig):
@@ -146,13 +148,16 @@ def over_xdma(pipeline, bases, rig):
 
 
 def over_xrt(pipeline, bases, rig):
-    """The shim of XRT, of which only one device has interrupts."""
+    """The shim of XRT before a card of several nodes, of which one has interrupts."""
     ways = []
-    for library, inner in zip(rig.shims(), rig.devices(pipeline, bases), strict=True):
-        card = Card(library, inner, interrupts=not ways)
-        ways.append(XrtTransport(library, "0000:3b:00.1", library.with_name("a.xclbin"), "core"))
+    library, board = rig.shim(), load_board("u280")
+    for number, inner in enumerate(rig.devices(pipeline, bases)):
+        card = Card(library, inner, number, interrupts=not ways)
+        address = Address(device="0000:3b:00.1", bitstream="a.xclbin", node=number)
+        ways.append(XrtTransport.open(address, board, library.parent))
         ways[-1].card = card  # which must live as long
-        assert card.opened == [("0000:3b:00.1", str(library.with_name("a.xclbin")), "core")]
+        opened = ("0000:3b:00.1", str(library.with_name("a.xclbin")), f"fpgapipe_core_{number}")
+        assert card.opened == [opened]
     return ways
 
 

@@ -1,4 +1,5 @@
-/* The functions of xrt_shim.h in front of a device that the test has: each calls a function of it. */
+/* The functions of xrt_shim.h in front of devices that the test has, by the last digit of an instance:
+ * each calls a function of its device. */
 #include "xrt_shim.h"
 
 #include <cstring>
@@ -16,23 +17,24 @@ struct Callbacks {
     int (*wait)(uint32_t);
 };
 
-Callbacks callbacks;
+Callbacks of_instances[10];
 int version = FPGAPIPE_SHIM_VERSION;
 int num_open = 0;
 
 }  // namespace
 
 struct fpgapipe_device {
-    int unused;
+    const Callbacks *callbacks;
 };
 
 struct fpgapipe_buffer {
     uint64_t address, size_bytes;
+    const Callbacks *callbacks;
 };
 
 extern "C" {
 
-void fake_set(const Callbacks *given) { callbacks = *given; }
+void fake_set(int number, const Callbacks *given) { of_instances[number] = *given; }
 void fake_version(int given) { version = given; }
 int fake_num_open(void) { return num_open; }
 
@@ -40,9 +42,10 @@ int fpgapipe_version(void) { return version; }
 const char *fpgapipe_last_error(void) { return "the test says no"; }
 
 fpgapipe_device *fpgapipe_open(const char *device, const char *xclbin, const char *instance) {
-    if (callbacks.open(device, xclbin, instance)) return nullptr;
+    const auto *callbacks = &of_instances[instance[std::strlen(instance) - 1] - '0'];
+    if (callbacks->open(device, xclbin, instance)) return nullptr;
     ++num_open;
-    return new fpgapipe_device();
+    return new fpgapipe_device{callbacks};
 }
 
 void fpgapipe_close(fpgapipe_device *device) {
@@ -50,17 +53,18 @@ void fpgapipe_close(fpgapipe_device *device) {
     delete device;
 }
 
-int fpgapipe_read_register(fpgapipe_device *, uint32_t offset, uint32_t *value) {
-    return callbacks.read_register(offset, value);
+int fpgapipe_read_register(fpgapipe_device *device, uint32_t offset, uint32_t *value) {
+    return device->callbacks->read_register(offset, value);
 }
 
-int fpgapipe_write_register(fpgapipe_device *, uint32_t offset, uint32_t value) {
-    return callbacks.write_register(offset, value);
+int fpgapipe_write_register(fpgapipe_device *device, uint32_t offset, uint32_t value) {
+    return device->callbacks->write_register(offset, value);
 }
 
-fpgapipe_buffer *fpgapipe_allocate(fpgapipe_device *, uint64_t size_bytes, uint64_t *address) {
-    if (callbacks.allocate(size_bytes, address)) return nullptr;
-    return new fpgapipe_buffer{*address, size_bytes};
+fpgapipe_buffer *fpgapipe_allocate(fpgapipe_device *device, uint64_t size_bytes,
+                                   uint64_t *address) {
+    if (device->callbacks->allocate(size_bytes, address)) return nullptr;
+    return new fpgapipe_buffer{*address, size_bytes, device->callbacks};
 }
 
 int fpgapipe_free(fpgapipe_device *, fpgapipe_buffer *buffer) {
@@ -70,14 +74,16 @@ int fpgapipe_free(fpgapipe_device *, fpgapipe_buffer *buffer) {
 
 int fpgapipe_write(fpgapipe_buffer *buffer, uint64_t offset, const void *data, uint64_t size) {
     if (offset + size > buffer->size_bytes) return FPGAPIPE_ERROR;
-    return callbacks.write(buffer->address + offset, data, size);
+    return buffer->callbacks->write(buffer->address + offset, data, size);
 }
 
 int fpgapipe_read(fpgapipe_buffer *buffer, uint64_t offset, void *data, uint64_t size) {
     if (offset + size > buffer->size_bytes) return FPGAPIPE_ERROR;
-    return callbacks.read(buffer->address + offset, data, size);
+    return buffer->callbacks->read(buffer->address + offset, data, size);
 }
 
-int fpgapipe_wait(fpgapipe_device *, uint32_t timeout_ms) { return callbacks.wait(timeout_ms); }
+int fpgapipe_wait(fpgapipe_device *device, uint32_t timeout_ms) {
+    return device->callbacks->wait(timeout_ms);
+}
 
 }

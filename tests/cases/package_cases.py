@@ -1,14 +1,17 @@
 """Devices to package, with small cores, for every board that can be packaged."""
 
+import dataclasses
 from functools import cache
 
 from fpgapipe.boards.library import load_board
+from fpgapipe.boards.nodes import nodes_of
 from fpgapipe.host.package.flow import FLOWS
 from fpgapipe.host.package.package import package_files
-from fpgapipe.host.package.target import LinkEnd, PinEnd, Target
+from fpgapipe.host.package.target import LinkEnd, OnChipEnd, PinEnd, Target
 from fpgapipe.hw.hls_models.spec.aurora import AuroraSpec
 from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec, ScratchpadSpec
 from fpgapipe.hw.hls_models.spec.link import LinkEngineSpec
+from fpgapipe.hw.hls_models.spec.on_chip import OnChipSpec
 from fpgapipe.hw.hls_models.spec.pins import PinsSpec
 from fpgapipe.hw.rtl.device import Device
 from fpgapipe.hw.rtl.verilog import verilog_of
@@ -33,7 +36,7 @@ DEVICES = [
 """Boards, and the ports of the links of a device."""
 
 
-def core_of(num_links, phy_bytes, bus_bytes=16):
+def core_of(num_links, phy_bytes, bus_bytes=16, links=None):
     """A small core, without a vector engine."""
     return CoreSpec(
         2,
@@ -41,7 +44,7 @@ def core_of(num_links, phy_bytes, bus_bytes=16):
         acc_depth=64,
         scratchpad=ScratchpadSpec(2, 4096),
         bus_bytes=bus_bytes,
-        links=(LinkEngineSpec(phy_bytes=phy_bytes),) * num_links,
+        links=links or (LinkEngineSpec(phy_bytes=phy_bytes),) * num_links,
     )
 
 
@@ -79,6 +82,7 @@ def target_of(name, ports):
         device=f"{name}-1",
         board=board,
         core=core_of(len(ports), phy_bytes, bus_bytes),
+        verilog=verilog(core_of(len(ports), phy_bytes, bus_bytes)),
         clk_hz=board.clock.clk_target_hz,
         memory_bytes=1 << 20,
         links=links,
@@ -91,6 +95,50 @@ def target_of(name, ports):
 def files_of(name, ports):
     """All files of such a device, by their names."""
     target = target_of(name, ports)
-    found = list(package_files(FLOWS[target.packaging.flow], target, verilog(target.core)))
-    assert len(dict(found)) == len({name for name, _ in found})
+    return files_of_target(target)
+
+
+def files_of_target(target):
+    """All files of a board, by their names; two of one name have one text."""
+    found = list(package_files(FLOWS[target.packaging.flow], target))
+    assert len(set(found)) == len(dict(found))
     return dict(found)
+
+
+@cache
+def shared_board():
+    """A U280 in the middle of a chain, with four nodes, of which the inner two have equal cores."""
+    board = load_board("u280")
+    shares = nodes_of(board, 4, enters="qsfp/1", leaves="qsfp/0").nodes
+    known = {each.name: each for each in board.packaging.transceivers}
+    phy, wires = LinkEngineSpec(phy_bytes=64), OnChipSpec()
+    found = []
+    for share in shares:
+        first, last = share.number == 0, share.number == len(shares) - 1
+        core = core_of(2, 64, links=(phy if first else wires, phy if last else wires))
+        ends = {0: share.number - 1, 1: share.number + 1}
+        port = "qsfp/1" if first else "qsfp/0"
+        number = 0 if first else 1
+        rate = next(group for group in board.links if group.name == "qsfp").line_rate_bits_per_s
+        links = (LinkEnd(number, known[port], rate, AuroraSpec(64, 4)),) * (first or last)
+        found.append(
+            Target(
+                index=4 + share.number,
+                device=f"u280-1.{share.number}",
+                board=board,
+                core=core,
+                verilog=verilog(core),
+                clk_hz=board.clock.clk_target_hz,
+                memory_bytes=1 << 20,
+                links=links,
+                die=share.die,
+                number=share.number,
+                channels=share.channels,
+                on_chip=tuple(
+                    OnChipEnd(link, node, 1 - link)
+                    for link, node in ends.items()
+                    if 0 <= node < len(shares)
+                ),
+            )
+        )
+    return dataclasses.replace(found[0], others=tuple(found[1:]))

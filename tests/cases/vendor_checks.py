@@ -264,9 +264,9 @@ def _is_module(name):
     return name.endswith(".v") and name.startswith("fpgapipe_")
 
 
-def check_kernel(calls, files, core):
+def check_kernel(calls, files, core, kernel="fpgapipe_core"):
     """The kernel has all interfaces with their clock, and the registers of the gateware."""
-    name, cell, _ = module_of(files["fpgapipe_core.v"])
+    name, cell, _ = module_of(files[f"{kernel}.v"])
     associated = {}
     for each in calls.named("ipx::associate_bus_interfaces"):
         assert each.options["-clock"] == "ap_clk"
@@ -370,28 +370,34 @@ def check_link_config(text, files, target):
     assert head["platform"] == values.platform
     assert float(head["kernel_frequency"]) * 1e6 == target.clk_hz
     cells = dict(module_of(each)[:2] for name, each in files.items() if _is_module(name))
-    instances, streams, connected = {}, set(), {}
+    nodes = {f"fpgapipe_core_{node.number}": node for node in target.nodes}
+    instances, streams, connected, placed, reached, joined = {}, set(), {}, {}, [], []
     for key, value in sections["connectivity"]:
         if key == "nk":
-            kernel, count, name = value.split(":")
-            assert count == "1"
+            kernel, count, names = value.split(":")
+            assert int(count) == len(names.split("."))
             assert kernel in cells, f"no kernel {kernel}"
-            assert name not in instances
-            instances[name] = cells[kernel]
+            for name in names.split("."):
+                assert name not in instances
+                instances[name] = cells[kernel]
         elif key == "sp":
             end, memory = value.split(":", 1)
             name, bus = end.split(".")
             assert instances[name].interfaces[bus] == ("Master", "aximm")
             kind, first, last = re.fullmatch(r"(HBM|DDR)\[(\d+):(\d+)\]", memory).groups()
             group = next(each for each in target.board.memory if each.name == values.memory)
-            assert (int(first), int(last)) == (0, group.count - 1)
+            channels = nodes[name].channels or range(group.count)
+            assert range(int(first), int(last) + 1) == channels
             assert group.kind.startswith(kind.lower())
+            reached.append(channels)
         elif key == "slr":
             name, die = value.split(":")
             assert name in instances
             assert die in {each.name for each in target.board.fabric.dies}
+            placed[name] = die
         elif key == "stream_connect":
             source, sink = (each.split(".") for each in value.split(":"))
+            joined.append((tuple(source), tuple(sink)))
             kinds = {instances[name].interfaces[bus][1] for name, bus in (source, sink)}
             assert kinds in ({"axis"}, {"unframed axis"}), value
             for (name, bus), mode in ((source, "Master"), (sink, "Slave")):
@@ -413,13 +419,19 @@ def check_link_config(text, files, target):
         if kind in ("axis", "unframed axis")
     }
     expected = {}
-    for link in target.links:
+    links = [link for node in target.nodes for link in node.links]
+    for link in links:
         name = f"fpgapipe_aurora_{link.number}"
         expected[name, "gt_refclk"] = link.transceiver.platform_clock
         expected[name, "gt_port"] = link.transceiver.platform_lanes
         expected[name, "init_clk"] = values.init_clock
     assert connected == expected
-    assert len({each.transceiver.platform_lanes for each in target.links}) == len(target.links)
+    assert len({each.transceiver.platform_lanes for each in links}) == len(links)
+    assert len(reached) == len(nodes)
+    assert len({each for one in reached for each in one}) == sum(map(len, reached)), "shared memory"
+    if target.channels:
+        assert placed == {name: node.die for name, node in nodes.items()}
+    return joined
 
 
 def constraints_of(text, interpreter="python"):

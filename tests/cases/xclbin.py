@@ -1,4 +1,4 @@
-"""A small xclbin, as XRT reads it: one kernel that is connected to one memory.
+"""A small xclbin, as XRT reads it: a kernel whose instances are connected to memories.
 
 Source: XRT's xclbin.h (struct axlf and the sections), release 202210.2.13.
 """
@@ -11,12 +11,18 @@ IP_KERNEL, DDR4 = 1, 1
 UUID = bytes(range(1, 17))
 
 
-def xclbin(kernel="fpgapipe_core", *, connected=True, banks=1):
+def xclbin(kernel="fpgapipe_core", *, connected=True, banks=1, instances=1):
     """Bytes of an xclbin without a bitstream.
 
-    Several banks form a group behind them, as ``v++`` makes one for ``HBM[0:1]``.
+    Several banks form a group behind them, as ``v++`` makes one for ``HBM[0:1]``. Of several
+    instances, each has a bank of its own instead.
     """
-    instance = f"{kernel}:{kernel}_0"
+    names = [f"{kernel}_{index}" for index in range(instances)]
+    placed = "".join(
+        f"""<instance name="{name}"><addrRemap base="{0x1800000 + 0x10000 * index:#x}"
+ range="0x1000" port="S_AXI_CONTROL"/></instance>"""
+        for index, name in enumerate(names)
+    )
     xml = f"""<?xml version="1.0" encoding="UTF-8"?>
 <project name="fpgapipe"><platform vendor="x" boardid="x" name="x" featureRomTime="0">
 <device name="fpga0"><core name="OCL_REGION_0" target="bitstream" type="clc_region">
@@ -29,16 +35,25 @@ def xclbin(kernel="fpgapipe_core", *, connected=True, banks=1):
  portType="addressable" base="0x0"/>
 <arg name="MEMORY_BASE" addressQualifier="1" id="0" port="m_axi" size="0x8" offset="0x68"
  hostOffset="0x0" hostSize="0x8" type="void*"/>
-<instance name="{kernel}_0"><addrRemap base="0x1800000" range="0x1000" port="S_AXI_CONTROL"/>
-</instance></kernel></core></device></platform></project>"""
-    layout = struct.pack("<i4xIIQ64s", 1, IP_KERNEL, 0x1, 0x1800000, instance.encode())
-    memory, links = _memories(banks), _links(range(banks) if connected else ())
+{placed}</kernel></core></device></platform></project>"""
+    layout = struct.pack("<i4x", instances) + b"".join(
+        struct.pack(
+            "<IIQ64s", IP_KERNEL, 0x1, 0x1800000 + 0x10000 * index, f"{kernel}:{name}".encode()
+        )
+        for index, name in enumerate(names)
+    )
     groups = {}
-    if banks > 1:
-        groups = {
-            GROUP_TOPOLOGY: _memories(banks, is_grouped=True),
-            GROUP_CONNECTIVITY: _links(range(banks + 1)),
-        }
+    if instances > 1:
+        assert banks == instances
+        memory, links = _memories(banks), _links([(each, each) for each in range(banks)])
+    else:
+        memory = _memories(banks)
+        links = _links([(0, bank) for bank in range(banks) if connected])
+        if banks > 1:
+            groups = {
+                GROUP_TOPOLOGY: _memories(banks, is_grouped=True),
+                GROUP_CONNECTIVITY: _links([(0, bank) for bank in range(banks + 1)]),
+            }
     return _axlf(
         {
             EMBEDDED_METADATA: xml.encode(),
@@ -59,10 +74,9 @@ def _memories(banks, *, is_grouped=False):
     )
 
 
-def _links(memories):
-    return struct.pack("<i", len(memories)) + b"".join(
-        struct.pack("<iii", 0, 0, index) for index in memories
-    )
+def _links(pairs):
+    """Connections of instances and memories, both by their indices."""
+    return struct.pack("<i", len(pairs)) + b"".join(struct.pack("<iii", 0, *pair) for pair in pairs)
 
 
 def _axlf(sections):

@@ -1,4 +1,4 @@
-"""A library with the functions of XRT's shim in front of another transport."""
+"""A library with the functions of XRT's shim in front of other transports."""
 
 import ctypes
 import importlib.resources
@@ -49,18 +49,20 @@ class Card:
         Compiled library, which is loaded once for each path.
     inner : Transport
         Device behind it.
+    number : int
+        Number at the end of its instance's name.
     interrupts : bool
         Whether interrupts come.
     """
 
-    def __init__(self, library, inner, *, interrupts=True):
+    def __init__(self, library, inner, number=0, *, interrupts=True):
         self.inner, self.interrupts = inner, interrupts
         self.opened = []
         self.callbacks = Callbacks(
             *(kind(getattr(self, f"_{name}")) for name, kind in Callbacks._fields_)
         )
         self.library = ctypes.CDLL(str(library))
-        self.library.fake_set(ctypes.byref(self.callbacks))
+        self.library.fake_set(number, ctypes.byref(self.callbacks))
 
     def _open(self, *names):
         self.opened.append(tuple(name.decode() for name in names))

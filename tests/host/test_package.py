@@ -7,7 +7,14 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from cases.package_cases import DEVICES, files_of, target_of, verilog
+from cases.package_cases import (
+    DEVICES,
+    files_of,
+    files_of_target,
+    shared_board,
+    target_of,
+    verilog,
+)
 from cases.tcl_runs import TclError, interpreters, run_tcl
 from cases.vendor_checks import (
     Design,
@@ -82,12 +89,57 @@ def test_scripts_use_known_commands_in_order(name, ports):
 @devices("vitis")
 def test_kernels(name, ports):
     target, files = target_of(name, ports), files_of(name, ports)
-    check_kernel(calls_of(files["package_kernel.tcl"]), files, target.core)
+    check_kernel(calls_of(files["package_fpgapipe_core.tcl"]), files, target.core)
     for link in target.links:
         calls = calls_of(files[f"package_fpgapipe_aurora_{link.number}.tcl"])
         check_aurora_kernel(calls, files, link)
         check_ips(calls, [link])
     check_link_config(files["link.cfg"], files, target)
+
+
+def test_kernels_of_a_board_of_several_nodes():
+    """Equal cores are one kernel; each node has its die, its memory and streams to neighbours."""
+    target = shared_board()
+    files = files_of_target(target)
+    scripts = sorted(name for name in files if name.startswith("package_"))
+    own = {"fpgapipe_core": 0, "fpgapipe_core_of_1": 1, "fpgapipe_core_of_3": 3}
+    auroras = ["package_fpgapipe_aurora_0.tcl", "package_fpgapipe_aurora_1.tcl"]
+    assert scripts == [*auroras, *(f"package_{kernel}.tcl" for kernel in own)]
+    for kernel, number in own.items():
+        calls = calls_of(files[f"package_{kernel}.tcl"])
+        check_kernel(calls, files, target.nodes[number].core, kernel)
+        check_sources(calls, files)
+    assert "nk=fpgapipe_core_of_1:2:fpgapipe_core_1.fpgapipe_core_2" in files["link.cfg"]
+    joined = check_link_config(files["link.cfg"], files, target)
+    core = "fpgapipe_core_{}".format
+    between = [
+        pair
+        for number in range(3)
+        for pair in (
+            ((core(number), "link1_tx"), (core(number + 1), "link0_rx")),
+            ((core(number + 1), "link0_tx"), (core(number), "link1_rx")),
+        )
+    ]
+    own_streams = [pair for pair in joined if "aurora" not in str(pair)]
+    assert sorted(own_streams) == sorted(between)
+    assert {target.folder} == {node.folder for node in target.nodes[:1]} == {"4-u280-1"}
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("HBM[8:15]", "HBM[0:7]"),
+        ("slr=fpgapipe_core_3:SLR2", "slr=fpgapipe_core_3:SLR1"),
+        ("fpgapipe_core_2.link1_tx:fpgapipe_core_3.link0_rx", "fpgapipe_core_2.link1_tx:"
+         "fpgapipe_core_1.link1_rx"),
+        (":2:fpgapipe_core_1.fpgapipe_core_2", ":2:fpgapipe_core_1"),
+    ],
+)  # fmt: skip
+def test_checks_see_faults_of_nodes(old, new):
+    files = files_of_target(shared_board())
+    assert old in files["link.cfg"]
+    with pytest.raises((AssertionError, KeyError)):
+        check_link_config(files["link.cfg"].replace(old, new), files, shared_board())
 
 
 def design_of(name, ports, files=None):
@@ -471,8 +523,8 @@ class TestFaults:
     def test_in_a_kernel(self, old, new):
         name, ports = "u280", ("qsfp/1", "qsfp/0")
         files = files_of(name, ports)
-        assert old in files["package_kernel.tcl"], old
-        calls = calls_of(files["package_kernel.tcl"].replace(old, new, 1))
+        assert old in files["package_fpgapipe_core.tcl"], old
+        calls = calls_of(files["package_fpgapipe_core.tcl"].replace(old, new, 1))
         with pytest.raises((AssertionError, KeyError)):
             check_kernel(calls, files, target_of(name, ports).core)
 

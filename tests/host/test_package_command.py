@@ -1,6 +1,8 @@
 """``fpgapipe build --package``: what is refused, and a whole build with its packages."""
 
 import dataclasses
+import json
+from pathlib import Path
 
 import pytest
 from cases.package_cases import target_of
@@ -13,7 +15,8 @@ from fpgapipe.errors import UserError
 from fpgapipe.host.build.build import open_build
 from fpgapipe.host.cli.main import main
 from fpgapipe.host.package import targets
-from fpgapipe.host.package.clocks import read_clocks
+from fpgapipe.host.package.clocks import ACHIEVED, CLOCKS, clocks_text, core_clocks, read_clocks
+from fpgapipe.host.package.flow import FLOWS
 from fpgapipe.host.package.targets import check_boards
 
 
@@ -91,7 +94,7 @@ def test_memory_that_the_core_does_not_reach():
     device = target_of("vcu118", ())
     large = dataclasses.replace(device, memory_bytes=3 << 30)
     with pytest.raises(UserError) as failure:
-        targets._check_memory(large)
+        targets._check_memory(large, large.board.device_spec())
     assert str(failure.value) == (
         "vcu118-1 cannot be packaged: its program needs 3,221,225,472 bytes of memory, and the "
         "core reaches 2,147,483,648 bytes of ddr4"
@@ -123,3 +126,44 @@ def test_a_whole_build(tmp_path, capsys):
     assert main([*arguments, "--package", "pynq", "-o", str(folder)]) == 0
     assert (places[0] / "build.tcl").stat().st_mtime_ns > before
     assert open_build(folder).plan == built.plan
+
+
+def test_boards_that_nodes_share(tmp_path, monkeypatch):
+    """Two boards of two nodes each: a target a board, joined within and between."""
+    folder = tmp_path / "built"
+    arguments = ["build", "--board", "u280", "--devices", "2", "--nodes", "2", "--array", "4x4"]
+    given = [*arguments, "--batch", "4", "--no-hardware", "--no-verify", "-o", str(folder)]
+    assert main(given) == 0
+    monkeypatch.setattr(targets, "read_text", lambda path, limit: path.name)
+    cluster = chain_of(load_board("u280"), 2, 2)
+    check_boards(cluster, "vitis")
+    built = open_build(folder)
+    boards = targets.targets(built, cluster, FLOWS["vitis"])
+    assert [each.folder for each in boards] == ["0-u280-0", "2-u280-1"]
+    nodes = [node for each in boards for node in each.nodes]
+    assert [(each.index, each.device) for each in nodes] == [
+        (0, "u280-0.0"), (1, "u280-0.1"), (2, "u280-1.0"), (3, "u280-1.1"),
+    ]  # fmt: skip
+    assert [[(end.number, end.node, end.other) for end in each.on_chip] for each in nodes] == [
+        [(0, 1, 0)], [(0, 0, 0)], [(1, 1, 0)], [(0, 0, 1)],
+    ]  # fmt: skip
+    ports = [[(end.number, end.transceiver.name) for end in each.links] for each in nodes]
+    cables = [port for link in cluster.links for port in (link.source_port, link.destination_port)]
+    (leaves, enters) = (port for port in cables if port.startswith("qsfp"))
+    assert ports == [[], [(1, leaves)], [(0, enters)], []]
+    assert all(each.verilog == Path(each.core_file).name for each in nodes)
+    assert [each.die for each in nodes] == [node.die for node in cluster.nodes]
+    package = tmp_path / "package"
+    for each in boards:
+        (package / "vitis" / each.folder).mkdir(parents=True)
+    (package / "vitis" / CLOCKS).write_text(clocks_text(boards))
+    assert [len(each) for each in read_clocks(package, [0, 1, 1, 0])] == [0, 1, 1, 0]
+    made = package / "vitis" / "2-u280-1" / ACHIEVED
+    frequencies = [{"m_freq_Mhz": "250", "m_type": "DATA"}]
+    made.write_text(json.dumps({"clock_freq_topology": {"m_clock_freq": frequencies}}))
+    assert core_clocks(package, built.plan) == [300e6, 300e6, 250e6, 250e6]
+    text = json.loads((package / "vitis" / CLOCKS).read_text())
+    for wrong in (["0-u280-0"] * 3, ["elsewhere"] * 4, 7):
+        (package / "vitis" / CLOCKS).write_text(json.dumps(text | {"folders": wrong}))
+        with pytest.raises(UserError, match="and the folder of each device; package the build"):
+            core_clocks(package, built.plan)

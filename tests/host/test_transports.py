@@ -51,15 +51,15 @@ def digits():
 
 
 @pytest.fixture(scope="module")
-def libraries(tmp_path_factory):
-    """XRT's shim of each device, a library of its own."""
-    return [compiled(tmp_path_factory.mktemp("shim")) for _ in range(DEVICES)]
+def library(tmp_path_factory):
+    """XRT's shim."""
+    return compiled(tmp_path_factory.mktemp("shim"))
 
 
 @pytest.fixture
-def rig(libraries, tmp_path):
+def rig(library, tmp_path):
     with contextlib.ExitStack() as stack:
-        yield Rig(tmp_path, stack, libraries=libraries)
+        yield Rig(tmp_path, stack, library=library)
 
 
 IN_RTL = [pytest.mark.sim, pytest.mark.slow]
@@ -118,14 +118,14 @@ def test_a_state_goes_from_transport_to_transport(pipeline, rig):
 
 def test_the_shim_is_checked(tmp_path, pipeline, rig):
     with pytest.raises(TransportError, match=r"none.so cannot be used: .*; 'make' in the package"):
-        XrtTransport(tmp_path / "none.so", "0", tmp_path / "a.xclbin", "core")
+        XrtTransport(tmp_path / "none.so", "0", tmp_path / "a.xclbin", "core_0")
     library = compiled(tmp_path)
     card = Card(library, modelled(pipeline, BASES, rig)[0])
     card.library.fake_version(7)
-    with pytest.raises(TransportError, match="has version 7 of its functions, not 1"):
-        XrtTransport(library, "0", tmp_path / "a.xclbin", "core")
-    card.library.fake_version(1)
-    with XrtTransport(library, "0", tmp_path / "a.xclbin", "core") as way:
+    with pytest.raises(TransportError, match="has version 7 of its functions, not 2"):
+        XrtTransport(library, "0", tmp_path / "a.xclbin", "core_0")
+    card.library.fake_version(2)
+    with XrtTransport(library, "0", tmp_path / "a.xclbin", "core_0") as way:
         address = way.allocate(8192)
         with pytest.raises(TransportError, match="10 bytes at 0x11ffc are not in memory that was"):
             way.read(address + 8188, 10)

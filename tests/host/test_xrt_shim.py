@@ -71,13 +71,13 @@ def error():
 
 found = {"version": lib.fpgapipe_version()}
 for key, path, instance in (
-    ("no kernel", sys.argv[2], "other:{other_0}"),
-    ("no memory", sys.argv[3], "fpgapipe_core:{fpgapipe_core_0}"),
-    ("no file", "nowhere.xclbin", "fpgapipe_core:{fpgapipe_core_0}"),
+    ("no kernel", sys.argv[2], "other_0"),
+    ("no memory", sys.argv[3], "fpgapipe_core_0"),
+    ("no file", "nowhere.xclbin", "fpgapipe_core_0"),
 ):
     assert not lib.fpgapipe_open(b"0", path.encode(), instance.encode())
     found[key] = error()
-device = lib.fpgapipe_open(b"0", sys.argv[2].encode(), b"fpgapipe_core:{fpgapipe_core_0}")
+device = lib.fpgapipe_open(b"0", sys.argv[2].encode(), b"fpgapipe_core_0")
 assert device, error()
 address = ctypes.c_uint64()
 buffers = []
@@ -103,6 +103,12 @@ assert lib.fpgapipe_read_register(None, 0, ctypes.byref(value)) == -1
 found["no device"] = error()
 assert not lib.fpgapipe_allocate(device, 0, ctypes.byref(address))
 lib.fpgapipe_close(device)
+both = [lib.fpgapipe_open(b"0", sys.argv[4].encode(), b"fpgapipe_core_%d" % n) for n in (1, 0)]
+assert all(both), error()
+for each in both:
+    buffer = lib.fpgapipe_allocate(each, 4096, ctypes.byref(address))
+    assert buffer and lib.fpgapipe_write(buffer, 0, data, len(data)) == 0, error()
+    lib.fpgapipe_close(each)
 lib.fpgapipe_close(None)
 print(json.dumps(found))
 """
@@ -113,41 +119,46 @@ MEMORY = """\
 #include "xrt_shim.cpp"
 int main(int, char **paths) {
     for (++paths; *paths; ++paths)
-        std::cout << memory_of(xrt::xclbin(std::string(*paths)), "fpgapipe_core:{fpgapipe_core_0}")
-                  << std::endl;
+        for (const auto &ip : xrt::xclbin(std::string(*paths)).get_ips())
+            std::cout << ip.get_name() << " " << memory_of(ip) << std::endl;
 }
 """
 
 
 @needs_xrt
 def test_buffers_may_span_all_banks(library, tmp_path):
-    """They lie in the group of all banks that the core reaches, not in the first one."""
+    """They lie in the group of all banks that each core reaches, not in the first one."""
     (tmp_path / "one.xclbin").write_bytes(xclbin())
     (tmp_path / "four.xclbin").write_bytes(xclbin(banks=4))
+    (tmp_path / "two.xclbin").write_bytes(xclbin(banks=2, instances=2))
     (tmp_path / "memory.cpp").write_text(MEMORY)
     command = compile_command(tmp_path / "memory.cpp", tmp_path / "memory", find_xrt())
     command = [each for each in command if each not in ("-shared", "-O2")]
     subprocess.run([*command, "-I", library.parent], check=True, capture_output=True, text=True)
     done = subprocess.run(
-        [tmp_path / "memory", tmp_path / "one.xclbin", tmp_path / "four.xclbin"],
+        [tmp_path / "memory", *(tmp_path / f"{name}.xclbin" for name in ("one", "four", "two"))],
         env=os.environ | {"LD_LIBRARY_PATH": str(find_xrt().library)},
         capture_output=True,
         text=True,
         check=True,
     )
-    assert done.stdout.split() == ["0", "4"]
+    name = "fpgapipe_core:fpgapipe_core"
+    wanted = [f"{name}_0 0", f"{name}_0 4", f"{name}_0 0", f"{name}_1 1"]
+    assert done.stdout.splitlines() == wanted
 
 
 @needs_xrt
 def test_on_the_emulation_of_xrt(library, tmp_path):
     (tmp_path / "whole.xclbin").write_bytes(xclbin())
     (tmp_path / "alone.xclbin").write_bytes(xclbin(connected=False))
+    (tmp_path / "two.xclbin").write_bytes(xclbin(banks=2, instances=2))
+    names = [f"{name}.xclbin" for name in ("whole", "alone", "two")]
     place = find_xrt().library
     environment = os.environ | {"XCL_EMULATION_MODE": "noop", "LD_LIBRARY_PATH": str(place)}
     (tmp_path / "lib").symlink_to(place)
     environment["XILINX_XRT"] = str(tmp_path)  # in whose lib/ XRT looks for its emulation
     done = subprocess.run(
-        [sys.executable, "-c", ON_EMULATION, str(library), "whole.xclbin", "alone.xclbin"],
+        [sys.executable, "-c", ON_EMULATION, str(library), *names],
         cwd=tmp_path,
         env=environment,
         capture_output=True,
@@ -157,13 +168,13 @@ def test_on_the_emulation_of_xrt(library, tmp_path):
     )
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout.splitlines()[-1])
-    assert found["version"] == 1
+    assert found["version"] == 2
     assert found["same"] is True
     assert found["no kernel"] == (
-        "the xclbin has no other:{other_0}; it has: fpgapipe_core:fpgapipe_core_0"
+        "the xclbin has no other_0; it has: fpgapipe_core:fpgapipe_core_0"
     )
     assert found["no memory"] == (
-        "no argument of fpgapipe_core:{fpgapipe_core_0} is connected to a memory"
+        "no argument of fpgapipe_core:fpgapipe_core_0 is connected to a memory"
     )
     assert "nowhere.xclbin" in found["no file"]
     assert found["end"] == "bytes 4096 and 1 more are outside a buffer of 4096 bytes"

@@ -277,8 +277,8 @@ def test_a_package(site):
     text = """
 from fpgapipe.host.package.flow import Flow
 
-def files(target, verilog):
-    yield "core.v", verilog
+def files(target):
+    yield "core.v", target.verilog
 
 FLOW = Flow(files, lambda target: "how\\n", lambda target: "Tools: none.", tried="Untried.")
 """
@@ -291,8 +291,8 @@ FLOW = Flow(files, lambda target: "how\\n", lambda target: "Tools: none.", tried
         "u280-0 cannot be packaged: it has a link at qsfp/0, and --package cells has none; build "
         "for one device"
     )
-    names = dict(package_files(FLOWS["cells"], target_of("u55c", ()), "module top; endmodule"))
-    assert names["core.v"] == "module top; endmodule"
+    names = dict(package_files(FLOWS["cells"], target_of("u55c", ())))
+    assert names["core.v"] == target_of("u55c", ()).verilog
     assert "Untried." in names["README.md"]
     assert names["README.md"].endswith("\nThe device has no links.\nhow\n")
     assert "cells" in CliRunner().invoke(cli, ["build", "--help"]).output

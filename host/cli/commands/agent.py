@@ -115,7 +115,6 @@ def _devices(
             f"--backend {' and '.join(SIMULATED)} need --build, whose devices they are; others "
             "need none"
         )
-    cluster.check_whole_boards("served")
     names = [cluster.device_names[index] for index in own]
     boards = [cluster.boards[index].name for index in own]
     if folder is not None:

@@ -178,6 +178,11 @@ class LinkEngineSpec:
             )
 
     @property
+    def has_phy(self) -> bool:
+        """Whether a PHY with a clock of its own is behind the link, which moves frames."""
+        return True
+
+    @property
     def parts(self) -> int:
         """Cycles in which a word enters or leaves."""
         return WORD_BYTES // self.port_bytes

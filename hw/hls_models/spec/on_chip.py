@@ -71,6 +71,11 @@ class OnChipSpec:
                 raise ValueError(f"link slots must be powers of two in 2..64, not {self.slots!r}")
 
     @property
+    def has_phy(self) -> bool:
+        """Whether a PHY with a clock of its own is behind the link: there are only wires."""
+        return False
+
+    @property
     def phy_bytes(self) -> int:
         """Width of the streams to and from the other end in bytes."""
         return ON_CHIP_BYTES
