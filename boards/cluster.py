@@ -230,6 +230,24 @@ def chain_of(board: Board, num_devices: int, nodes: int = 1) -> Cluster:
     return _wired(f"{board.name}-x{num_devices}{suffix}", wiring, [nodes] * num_devices)
 
 
+def ways_to_share(board: Board, num_devices: int) -> list[Cluster]:
+    """Device chains of equal boards, with one node each, two, and so on, as far as boards can.
+
+    Parameters
+    ----------
+    board : Board
+    num_devices : int
+        Number of boards.
+    """
+    found = [chain_of(board, num_devices)]
+    for nodes in range(2, MOST_NODES + 1):
+        try:
+            found.append(chain_of(board, num_devices, nodes))
+        except UserError:  # of the first number that is too large
+            break
+    return found
+
+
 def _wired(name: str, wiring: Wiring, counts: list[int]) -> Cluster:
     """A cluster of boards that are cabled, each with its number of nodes."""
     ports: list[dict[str, str]] = [{} for _ in wiring.boards]

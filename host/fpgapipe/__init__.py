@@ -23,9 +23,9 @@ __all__ = [
     "checkpoints", "compare", "coverage", "describe_board", "describe_cluster", "explore",
     "explore_smallest", "initial_parameters", "inspect", "list_boards", "load_board",
     "load_cluster", "load_data", "load_network", "make_schedule", "measure_build", "one_link_each",
-    "open_backend", "open_build", "oracle", "plan", "plan_profile", "read_schedule", "report",
-    "ring", "run", "run_build", "scalar_bits", "schedule", "verify", "write_build", "write_package",
-    "write_report",
+    "open_backend", "open_build", "oracle", "plan", "plan_board", "plan_profile", "read_schedule",
+    "report", "ring", "run", "run_build", "scalar_bits", "schedule", "verify", "write_build",
+    "write_package", "write_report",
 ]  # fmt: skip
 
 if TYPE_CHECKING:  # type checkers learn here what each name is
@@ -49,7 +49,14 @@ if TYPE_CHECKING:  # type checkers learn here what each name is
     from fpgapipe.host.make.csv_schedule import read_schedule
     from fpgapipe.host.make.inspect import Layers, inspect
     from fpgapipe.host.make.oracle import Answers, oracle
-    from fpgapipe.host.make.plan import Planned, PlannedDegrees, PlannedProfile, plan, plan_profile
+    from fpgapipe.host.make.plan import (
+        Planned,
+        PlannedDegrees,
+        PlannedProfile,
+        plan,
+        plan_board,
+        plan_profile,
+    )
     from fpgapipe.host.make.report import report
     from fpgapipe.host.make.ring import Ring, ring
     from fpgapipe.host.make.run import Ran, run

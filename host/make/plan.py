@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
 from fpgapipe.boards.cluster import Cluster
+from fpgapipe.boards.schema import Board
 from fpgapipe.errors import UserError
 from fpgapipe.host.make.csv_schedule import read_plain_schedule
 from fpgapipe.host.make.networks import loader
@@ -21,6 +23,7 @@ from fpgapipe.host.make.planning import (
     rank,
     spec_of,
 )
+from fpgapipe.host.make.sharing import Way, fastest_sharing, told
 from fpgapipe.host.report.drawing.pictures import picture
 from fpgapipe.host.terminal.console import Table, scaled
 from fpgapipe.host.terminal.progress import Progress, silent
@@ -68,6 +71,8 @@ class Planned(Result):
         Why other strategies are impossible.
     explained : (int, list of CycleAccount) or None
         Micro-batches of a step, and where its cycles go on each device, if that was asked for.
+    ways : tuple of Way
+        Numbers of nodes of each board, if they were left open.
     """
 
     plan: Plan
@@ -80,6 +85,12 @@ class Planned(Result):
     compared: Mapping[str, Plan] = field(default_factory=dict)
     refused: tuple[str, ...] = ()
     explained: tuple[int, list[CycleAccount]] | None = None
+    ways: tuple[Way, ...] = ()
+
+    @property
+    def samples_per_s(self) -> float:
+        """Samples of a mini-batch in a second."""
+        return self.plan.batch / self.plan.predicted.minibatch_s
 
     def picture(self, kind: str) -> str:
         """Text of a picture of the timetable: ``svg``, ``html``, or ``trace`` for Perfetto."""
@@ -119,6 +130,8 @@ class Planned(Result):
             value["search"] = self.search.to_dict()
             value |= {"num_left": self.search.num_left, "search_s": self.search.search_s}
         value["build"] = self.built
+        if self.ways:
+            value["nodes_of_a_board"] = [dataclasses.asdict(way) for way in self.ways]
         if self.explained:
             count, accounts = self.explained
             value["explained"] = {
@@ -148,6 +161,8 @@ class Planned(Result):
         if self.found:
             yield ""
             yield from _tried_parts(self.found)
+        if self.ways:
+            yield told(self.ways)
         if self.explained:
             yield from explained_parts(self.plan, *self.explained)
         if not self.built["possible"]:
@@ -206,6 +221,11 @@ class PlannedDegrees(Result):
 
     found: LayerwisePlan
     reason: str
+
+    @property
+    def samples_per_s(self) -> float:
+        """Samples of a mini-batch in a second."""
+        return self.found.batch / self.found.step_s
 
     def to_dict(self) -> dict[str, Any]:
         """The degrees of all groups of layers, and their times."""
@@ -389,6 +409,57 @@ def plan(
             told = explain_plan(found.plan, found.graph, found.cluster)
         found = replace(found, explained=told)
     return found
+
+
+def plan_board(
+    network: str | Callable[[int], Graph],
+    board: Board,
+    num_boards: int = 1,
+    *,
+    batch: int = 64,
+    micro_batches: int | None = None,
+    array: tuple[int, int] | None = None,
+    progress: Progress = silent,
+    **options: Any,
+) -> Planned | PlannedDegrees:
+    """Find the fastest way to train a network on boards that may be shared among several nodes.
+
+    Parameters
+    ----------
+    network : str or callable
+    board : Board
+    num_boards : int
+        Number of such boards, cabled in a chain.
+    batch, micro_batches, array, progress, **options
+        As for `plan`.
+
+    Returns
+    -------
+    Planned or PlannedDegrees
+        The plan with the fastest number of nodes; `Planned.ways` has the others.
+
+    Raises
+    ------
+    UserError
+        As `plan` does.
+    """
+    source = loader(network)
+
+    def request_on(cluster: Cluster) -> Request:
+        count = source.micro_batches(batch, micro_batches)
+        return Request(source, batch, cluster.spec, num_microbatches=count, array=array)
+
+    def planned_on(cluster: Cluster) -> Planned | PlannedDegrees:
+        asked: dict[str, Any] = {
+            **options,
+            "batch": batch,
+            "micro_batches": micro_batches,
+            "array": array,
+        }
+        return plan(network, cluster, progress=progress, **asked)
+
+    found, ways = fastest_sharing(board, num_boards, request_on, planned_on)
+    return replace(found, ways=ways) if isinstance(found, Planned) else found
 
 
 def _order(order: Schedule | Path | str, devices: int | None, count: int | None) -> Schedule:

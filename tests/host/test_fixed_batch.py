@@ -36,7 +36,9 @@ def test_a_batch_that_the_network_fixes(cli, fixed_batch):
 )
 def test_micro_batches_are_those_of_a_fixed_batch(size, batch, count, cli, fixed_batch):
     fixed_batch(size)
-    code, out, err = cli("plan", "own", "--board", "u280", "--batch", batch, "--json")
+    code, out, err = cli(
+        "plan", "own", "--board", "u280", "--devices", 1, "--batch", batch, "--json"
+    )
     assert (code, err) == (0, "")
     assert json.loads(out)["num_microbatches"] == count
 

@@ -69,8 +69,8 @@ def plan(network: str | None, profile: str | None, as_json: bool, **options: Any
     """Search schedules, micro-batch sizes, array shapes and cuts for the fastest that fits.
 
     NETWORK is as for 'inspect'; the cluster is a --cluster file, or --devices of a --board in a
-    chain. With --profile, measured times are planned for --devices equal ones joined by
-    --bandwidth.
+    chain. A --board alone is shared among as many --nodes as are fastest. With --profile, measured
+    times are planned for --devices equal ones joined by --bandwidth.
     """
     if options["from_csv"] and options["schedule"] != "auto":
         raise fpgapipe.UserError("--from-csv has a schedule of its own: leave out --schedule")
@@ -99,17 +99,21 @@ def _plan_network(network: str, options: dict[str, Any], as_json: bool) -> None:
         {"--output": options["output"], **picture_files(options)},
         (network, options["board"], options["cluster_file"], options["from_csv"]),
     )
-    found = fpgapipe.plan(
-        network,
-        chosen_cluster(
-            options["board"], options["devices"], options["cluster_file"], options["nodes"]
-        ),
-        array=parse_array(options["array"]),
-        explains=options["explain"],
-        progress=progress,
+    names = ("board", "devices", "cluster_file", "nodes")
+    board, devices, cluster_file, nodes = (options[name] for name in names)
+    settings = {
+        "array": parse_array(options["array"]),
+        "explains": options["explain"],
+        "progress": progress,
         **_shared(options),
         **{name: options[name] for name in ("batch", "strategy", "free_order")},
-    )
+    }
+    rest = (devices, cluster_file, nodes, options["array"], options["from_csv"])
+    if board is not None and rest == (None,) * len(rest):
+        found = fpgapipe.plan_board(network, fpgapipe.load_board(board), **settings)
+    else:
+        cluster = chosen_cluster(board, devices, cluster_file, nodes)
+        found = fpgapipe.plan(network, cluster, **settings)
     if isinstance(found, fpgapipe.Planned):
         text = found.plan.to_json()
     else:

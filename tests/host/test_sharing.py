@@ -1,0 +1,111 @@
+"""How many nodes a board gets where the user leaves that open: what is planned, and what not."""
+
+import json
+from types import SimpleNamespace
+
+import pytest
+
+import fpgapipe
+from fpgapipe.boards.cluster import ways_to_share
+from fpgapipe.boards.library import load_board
+from fpgapipe.errors import UserError
+from fpgapipe.host.make import sharing
+from fpgapipe.host.make.networks import loader
+from fpgapipe.host.make.sharing import fastest_sharing, told
+from fpgapipe.partition.explore.explorer import Request
+
+
+def searched(monkeypatch, ideals, rates):
+    """Numbers of nodes of a U280 that are planned, in their order, and which is taken.
+
+    Parameters
+    ----------
+    ideals, rates : list
+        For each number, samples a second if no node waited, and those of its plan; a plan that is
+        None does not fit.
+    """
+    asked = []
+
+    def planned_on(cluster):
+        at = len(cluster.device_names) - 1
+        asked.append(at + 1)
+        if rates[at] is None:
+            raise UserError(f"{at + 1} nodes do not fit")
+        return SimpleNamespace(samples_per_s=rates[at], nodes=at + 1)
+
+    monkeypatch.setattr(
+        sharing, "_ideal_per_s", lambda cluster, _: ideals[len(cluster.device_names) - 1]
+    )
+    found, ways = fastest_sharing(load_board("u280"), 1, lambda cluster: cluster, planned_on)
+    assert [way.nodes for way in ways] == list(range(1, 9))
+    assert {way.nodes: way.planned_per_s for way in ways if way.planned_per_s} == {
+        nodes: rates[nodes - 1] for nodes in asked if rates[nodes - 1]
+    }
+    return asked, found.nodes, told(ways)
+
+
+IDEALS = [10, 20, 30, 40, 50, 60, 70, 80]
+
+
+EVEN = [25, 28, 30, 29, 28, 27, 26, 25]
+
+
+@pytest.mark.parametrize(
+    ("ideals", "rates", "asked", "taken"),
+    [
+        (IDEALS, [9, 18, 27, 26, 99, 0, 0, 0], [3, 4], 3),
+        (IDEALS, [9, 18, 19, 18, 99, 0, 0, 0], [3, 4, 2], 3),
+        (IDEALS, [9, 18, 27, 30, 35, 34, 99, 0], [3, 4, 5, 6], 5),
+        (EVEN, [24, 27, 26, 99, 0, 0, 0, 0], [3, 2], 2),
+        ([29, *EVEN[1:]], [27.8, 27.5, 26, 99, 0, 0, 0, 0], [3, 2, 1], 1),
+        (EVEN, [1, 2, 29, 99, 0, 0, 0, 0], [3], 3),
+        (IDEALS, [9, 18, None, 26, 20, 0, 0, 0], [3, 4, 5], 4),
+        (EVEN, [9, 18, *[None] * 6], [3, 4, 5, 6, 7, 8, 2, 1], 2),
+    ],
+)
+def test_the_search_goes_on_until_it_is_slower(ideals, rates, asked, taken, monkeypatch):
+    """From a node a die to more, then to fewer; what cannot be faster by formulas is left out."""
+    found = searched(monkeypatch, ideals, rates)
+    assert found[:2] == (asked, taken)
+    assert f"nodes a board: {taken}, the fastest" in found[2]
+
+
+def test_no_number_of_nodes_fits(monkeypatch):
+    with pytest.raises(UserError, match="3 nodes do not fit"):
+        searched(monkeypatch, IDEALS, [None] * 8)
+
+
+def test_ways_to_share_boards():
+    """As many as the wires of die boundaries allow; a board without a platform has one node."""
+    ways = ways_to_share(load_board("u280"), 1)
+    assert [len(way.device_names) for way in ways] == list(range(1, 9))
+    pairs = ways_to_share(load_board("u55c"), 2)
+    assert [len(way.device_names) for way in pairs] == list(range(2, 2 * len(pairs) + 1, 2))
+    assert len(ways_to_share(load_board("kv260"), 1)) == 1
+
+
+def test_a_board_alone_is_shared(cli):
+    """The command and the function plan the same; more is said of the machine in other tests."""
+    given = ("plan", "digits-cnn", "--board", "u50", "--batch", 4, "--micro-batches", 2)
+    code, out, err = cli(*given, "--schedule", "gpipe", "--json")
+    assert code == 0, err
+    found = json.loads(out)
+    ways = {each["nodes"]: each["planned_per_s"] for each in found["nodes_of_a_board"]}
+    best = max(ways, key=lambda nodes: ways[nodes] or 0)
+    assert ways[2] is not None  # one a die
+    assert len({node["device"] for stage in found["stages"] for node in stage["nodes"]}) <= best
+    board = load_board("u50")
+    same = fpgapipe.plan_board("digits-cnn", board, batch=4, micro_batches=2, schedule="gpipe")
+    assert same.to_dict()["nodes_of_a_board"] == found["nodes_of_a_board"]
+    code, out, _ = cli(*given, "--schedule", "gpipe", "--devices", 1, "--json")
+    assert "nodes_of_a_board" not in json.loads(out)
+
+
+def test_what_a_node_does_alone_needs_no_room_for_the_rest():
+    """A network that no node holds alone still has an ideal rate on several."""
+    (_, two, *_) = ways_to_share(load_board("u280"), 1)
+    request = Request(loader("digits-cnn"), 4, two.spec)
+    rates = {}
+    alone = sharing._ideal_per_s(request, rates)
+    assert alone == pytest.approx(sum(rates[device] for device in two.spec.devices))
+    assert alone > 0
