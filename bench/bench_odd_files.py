@@ -211,6 +211,8 @@ KINDS = (
          "odd.json"),
     Kind("strategy of build", "build --board u280 --devices 2 --strategy {} -o {home}/new",
          "odd.json"),
+    Kind("network of explore", "explore {} --board kv260 --batch 2", "odd.onnx"),
+    Kind("board of explore", "explore lenet5 --board {} --batch 2", "odd.yaml"),
     Kind("network of oracle", "oracle {} --board u280 --model paradl", "odd.onnx"),
     Kind("board of oracle", "oracle lenet5 --board {} --model paradl", "odd.yaml"),
     Kind("platform of oracle", "oracle lenet5 --board u280 --model paradl --platform {}",
@@ -275,6 +277,9 @@ KINDS = (
     Kind("output of report", "report {build} -o {}", "out", optional=True),
     Kind("output of bench", "bench cluster --rows 5 --trace {}", "out"),
     *(Kind(f"output of oracle {end}", "oracle lenet5 --board u280 --model paradl --plot {}",
+           f"out{end}", optional=True)
+      for end in (".svg", ".html")),
+    *(Kind(f"output of explore {end}", "explore lenet5 --board kv260 --batch 2 --plot {}",
            f"out{end}", optional=True)
       for end in (".svg", ".html")),
     Kind("output of ring", "ring bert_base bert_base --board u280 -o {}", "out"),

@@ -36,7 +36,7 @@ def core_name(core: CoreSpec) -> str:
 
 def resources_json(core: CoreSpec, devices: Iterable[DeviceSpec]) -> str:
     """JSON text with the resources that a core takes on each of its boards, sorted by name."""
-    boards = {device.name: _on_board(core, device) for device in devices}
+    boards = {device.name: on_board(core, device) for device in devices}
     value = {
         "core": core_name(core),
         "parameters": dataclasses.asdict(core),
@@ -46,7 +46,8 @@ def resources_json(core: CoreSpec, devices: Iterable[DeviceSpec]) -> str:
     return json.dumps(value, indent=1) + "\n"
 
 
-def _on_board(core: CoreSpec, device: DeviceSpec) -> dict[str, Any]:
+def on_board(core: CoreSpec, device: DeviceSpec) -> dict[str, Any]:
+    """Resources that a core takes on a board in all, by block and by die, for JSON."""
     placed = on_part(device, core)
     blocks = block_resources(placed)
     used = core_resources(placed)

@@ -46,6 +46,7 @@ COMMANDS = {
     "NETWORK.",
     "completion": "Print a script that lets SHELL complete fpgapipe's commands, options and names.",
     "doctor": "List what is needed, what was found, and the line that mends what is not right.",
+    "explore": "Show what cores for NETWORK give and take on a board: throughput against area.",
     "inspect": "Print the layers of NETWORK: shapes, MACs, parameters, features, totals.",
     "new": "Write a commented file to begin with, which passes its own check, into this folder.",
     "oracle": "Foretell time, memory and limits of parallel strategies over numbers of devices.",
@@ -59,10 +60,13 @@ COMMANDS = {
 }
 """The first sentence of each command's help, for the list of the commands."""
 
+IN_MODULE = {"explore": "compare"}
+"""Modules of commands that are not in one of their own name."""
+
 
 @click.group(
     cls=LazyGroup,
-    lazy={name: (name, line) for name, line in COMMANDS.items()},
+    lazy={name: (IN_MODULE.get(name, name), line) for name, line in COMMANDS.items()},
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
     epilog="Example: fpgapipe inspect resnet50 --batch 8",
 )

@@ -8,18 +8,21 @@ from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
+from pydantic import ValidationError
+
 from fpgapipe.boards.cluster import chain_of
 from fpgapipe.boards.library import load_board
 from fpgapipe.boards.schema import Board
-from fpgapipe.errors import UserError, nearest
+from fpgapipe.boards.yaml_file import read_yaml
+from fpgapipe.errors import FileError, UserError, nearest
 from fpgapipe.host.make.networks import Load, Loader, loader
-from fpgapipe.host.make.platform_file import read_platform
 from fpgapipe.host.report.pages.oracle_plot import plot_text
 from fpgapipe.host.terminal.console import Table, scaled
 from fpgapipe.host.terminal.progress import Progress, silent
 from fpgapipe.host.terminal.result import Result
 from fpgapipe.hw.hls_models.spec.device import ClusterSpec
 from fpgapipe.jobs import results
+from fpgapipe.json_faults import faults_of
 from fpgapipe.network.load import load_file
 from fpgapipe.partition.oracle.forecast import Forecast
 from fpgapipe.partition.oracle.machine import STRATEGIES as PRICED
@@ -325,3 +328,19 @@ def _layers(
     platform = read_platform(Path(file))
     measured = load_file(Path(profile))
     return rows_of(measured, platform.bytes_per_element, platform.input_elements), platform
+
+
+def read_platform(path: Path) -> Platform:
+    """Read a platform from a YAML file.
+
+    Raises
+    ------
+    FileError
+        If the file is no valid platform. The message lists every fault.
+    """
+    document = read_yaml(path)
+    document.raise_faults()
+    try:
+        return Platform.model_validate(document.value)
+    except ValidationError as error:
+        raise FileError(path, faults_of(error)) from None

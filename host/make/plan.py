@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
-from fpgapipe.boards.cluster import Cluster
+from fpgapipe.boards.cluster import Cluster, ways_to_share
 from fpgapipe.boards.schema import Board
 from fpgapipe.errors import UserError
 from fpgapipe.host.make.csv_schedule import read_plain_schedule
@@ -23,7 +23,6 @@ from fpgapipe.host.make.planning import (
     rank,
     spec_of,
 )
-from fpgapipe.host.make.sharing import Way, fastest_sharing, told
 from fpgapipe.host.report.drawing.pictures import picture
 from fpgapipe.host.terminal.console import Table, scaled
 from fpgapipe.host.terminal.progress import Progress, silent
@@ -35,6 +34,7 @@ from fpgapipe.network.graph import Graph
 from fpgapipe.network.load import load_file
 from fpgapipe.partition.explore.explorer import Request
 from fpgapipe.partition.explore.measured import plan_profile as cut_profile
+from fpgapipe.partition.explore.sharing import Way, fastest_sharing, told
 from fpgapipe.partition.plan import Plan
 from fpgapipe.partition.pricing.best_plan import BestPlan, why_not_built
 from fpgapipe.partition.pricing.cycle_account import CycleAccount
@@ -458,7 +458,8 @@ def plan_board(
         }
         return plan(network, cluster, progress=progress, **asked)
 
-    found, ways = fastest_sharing(board, num_boards, request_on, planned_on)
+    clusters, num_dies = ways_to_share(board, num_boards), len(board.fabric.dies)
+    found, ways = fastest_sharing(clusters, num_dies, request_on, planned_on)
     return replace(found, ways=ways) if isinstance(found, Planned) else found
 
 

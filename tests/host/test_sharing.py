@@ -9,10 +9,10 @@ import fpgapipe
 from fpgapipe.boards.cluster import ways_to_share
 from fpgapipe.boards.library import load_board
 from fpgapipe.errors import UserError
-from fpgapipe.host.make import sharing
 from fpgapipe.host.make.networks import loader
-from fpgapipe.host.make.sharing import fastest_sharing, told
+from fpgapipe.partition.explore import sharing
 from fpgapipe.partition.explore.explorer import Request
+from fpgapipe.partition.explore.sharing import fastest_sharing, told
 
 
 def searched(monkeypatch, ideals, rates):
@@ -36,7 +36,9 @@ def searched(monkeypatch, ideals, rates):
     monkeypatch.setattr(
         sharing, "_ideal_per_s", lambda cluster, _: ideals[len(cluster.device_names) - 1]
     )
-    found, ways = fastest_sharing(load_board("u280"), 1, lambda cluster: cluster, planned_on)
+    found, ways = fastest_sharing(
+        ways_to_share(load_board("u280"), 1), 3, lambda cluster: cluster, planned_on
+    )
     assert [way.nodes for way in ways] == list(range(1, 9))
     assert {way.nodes: way.planned_per_s for way in ways if way.planned_per_s} == {
         nodes: rates[nodes - 1] for nodes in asked if rates[nodes - 1]

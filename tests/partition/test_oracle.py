@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from fpgapipe.errors import FileError, UserError
-from fpgapipe.host.make.platform_file import read_platform
+from fpgapipe.host.make.oracle import read_platform
 from fpgapipe.partition.oracle.paradl import (
     Image,
     LayerRow,

@@ -1,4 +1,4 @@
-"""``fpgapipe compare``: compares several ways to train a network on a cluster."""
+"""Several ways to train a network: ``fpgapipe compare`` by strategies, ``explore`` by cores."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING
 import click
 
 import fpgapipe
+from fpgapipe.host.cli.options import ranges
 from fpgapipe.host.cli.options.cluster_options import cluster_options
-from fpgapipe.host.cli.options.completion import networks_that_begin
+from fpgapipe.host.cli.options.completion import boards_that_begin, networks_that_begin
 from fpgapipe.host.cli.options.options import command
+from fpgapipe.host.cli.options.plots import check_plots, parse_numbers, plot_option, write_plots
 from fpgapipe.host.cli.options.shared import planned_batch_option
 from fpgapipe.host.terminal.console import progress
 from fpgapipe.host.terminal.result import show
@@ -33,3 +35,60 @@ def compare(network: str, cluster: Cluster, batch: int, as_json: bool) -> None:
     the programs of all devices. The schedules of BaPipe are a re-implementation from its abstract.
     """
     show(fpgapipe.compare(network, cluster, batch=batch, progress=progress), as_json=as_json)
+
+
+@command(
+    "explore",
+    example="fpgapipe explore resnet50 --board u280 --batch 96 --plot front.svg",
+    lowers=True,
+)
+@click.argument("network", shell_complete=networks_that_begin)
+@click.option(
+    "--board",
+    required=True,
+    shell_complete=boards_that_begin,
+    metavar="NAME|FILE",
+    help="Kind of board; 'fpgapipe boards' lists the built-in ones.",
+)
+@click.option(
+    "--devices",
+    metavar="N",
+    type=ranges.DEVICES,
+    default=1,
+    help="Boards of this kind, cabled in a chain [default: 1].",
+)
+@click.option(
+    "--nodes",
+    metavar="N,N,..",
+    help="Numbers of cores of each board [default: one, and so on to one a die].",
+)
+@planned_batch_option
+@plot_option("samples/s over LUTs")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object, of all choices.")
+def explore(
+    network: str,
+    board: str,
+    devices: int,
+    nodes: str | None,
+    batch: int,
+    plot: tuple[str, ...],
+    as_json: bool,
+) -> None:
+    """Show what cores for NETWORK give and take on a board: throughput against area.
+
+    Nodes of the board, arrays and micro-batches are timed by formulas, each in its best schedule.
+    The table has the choices that no other one is better than in samples/s, LUTs, DSPs, BRAMs and
+    memory. 'plan' finds the fastest by whole programs. Ctrl-C ends the search with what it has.
+    """
+    numbers = None if nodes is None else parse_numbers("--nodes", nodes, ranges.NODES.max or 1)
+    check_plots(plot, (network, board))
+    found = fpgapipe.explore_board(
+        network,
+        fpgapipe.load_board(board),
+        devices,
+        batch=batch,
+        nodes=numbers,
+        progress=progress,
+    )
+    write_plots(plot, found.plot)
+    show(found, as_json=as_json)

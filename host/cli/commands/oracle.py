@@ -7,11 +7,10 @@ from typing import Any
 import click
 
 import fpgapipe
-from fpgapipe.errors import UserError, shown
 from fpgapipe.host.cli.options import ranges
 from fpgapipe.host.cli.options.options import command, parse_array
+from fpgapipe.host.cli.options.plots import check_plots, parse_numbers, plot_option, write_plots
 from fpgapipe.host.terminal.console import progress
-from fpgapipe.host.terminal.outputs import check_outputs, write_output
 from fpgapipe.host.terminal.result import show
 
 MOST_DEVICES = 65_536
@@ -69,12 +68,7 @@ MOST_DEVICES = 65_536
     metavar="NAME,..",
     help="Names of the strategies that are asked about [default: all].",
 )
-@click.option(
-    "--plot",
-    multiple=True,
-    metavar="FILE",
-    help="Draw speed over the number of devices, as .svg or .html.",
-)
+@plot_option("speed over the number of devices")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def oracle(
     network: str | None,
@@ -93,12 +87,8 @@ def oracle(
     times of layers by formulas for the core of a --board, or of a --profile with the columns of
     'plan --profile', per sample.
     """
-    numbers = _numbers(devices)
-    plots = {f"--plot ({number})": name for number, name in enumerate(plot)}
-    check_outputs(plots, (network, options["profile"], options["platform"]))
-    for name in plot:
-        if not name.endswith((".svg", ".html")):
-            raise UserError(f"--plot must name an .svg or .html file, not {name}")
+    numbers = parse_numbers("--devices", devices, MOST_DEVICES)
+    check_plots(plot, (network, options["profile"], options["platform"]))
     answers = fpgapipe.oracle(
         network,
         numbers,
@@ -107,19 +97,5 @@ def oracle(
         progress=progress,
         **options,
     )
-    for name in plot:
-        write_output(name, answers.plot(as_page=name.endswith(".html")))
+    write_plots(plot, answers.plot)
     show(answers, as_json=as_json)
-
-
-def _numbers(text: str) -> list[int]:
-    """Numbers of devices, as they are asked for."""
-    found = []
-    for part in text.split(","):
-        if not part.strip().isascii() or not part.strip().isdecimal() or len(part) > 9:
-            raise UserError(f"--devices must be numbers such as 2,4,8, not {shown(text)}")
-        number = int(part)
-        if not 1 <= number <= MOST_DEVICES:
-            raise UserError(f"--devices must be in 1..{MOST_DEVICES:,}, not {number}")
-        found.append(number)
-    return found

@@ -5,16 +5,13 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
-from fpgapipe.boards.cluster import Cluster, ways_to_share
 from fpgapipe.errors import UserError
 from fpgapipe.partition.explore.explorer import Request, explore
 from fpgapipe.partition.search.problem import PlanError
 
 if TYPE_CHECKING:
-    from fpgapipe.boards.schema import Board
-    from fpgapipe.host.make.plan import Planned, PlannedDegrees
     from fpgapipe.hw.hls_models.spec.device import DeviceSpec
 
 
@@ -36,12 +33,24 @@ class Way:
     planned_per_s: float | None = None
 
 
+class Rated(Protocol):
+    """What says how many samples of a mini-batch it does in a second."""
+
+    @property
+    def samples_per_s(self) -> float:
+        """Samples of a mini-batch in a second."""
+
+
+Place = TypeVar("Place")
+Answer = TypeVar("Answer", bound=Rated)
+
+
 def fastest_sharing(
-    board: Board,
-    num_boards: int,
-    request_on: Callable[[Cluster], Request],
-    planned_on: Callable[[Cluster], Planned | PlannedDegrees],
-) -> tuple[Planned | PlannedDegrees, tuple[Way, ...]]:
+    clusters: Sequence[Place],
+    num_dies: int,
+    request_on: Callable[[Place], Request],
+    planned_on: Callable[[Place], Answer],
+) -> tuple[Answer, tuple[Way, ...]]:
     """Plan a network on boards with the number of nodes that is fastest.
 
     The search begins with a node a die, and goes to more nodes, and to fewer ones, until that is
@@ -51,8 +60,10 @@ def fastest_sharing(
 
     Parameters
     ----------
-    board : Board
-    num_boards : int
+    clusters : sequence
+        The boards with one node each, with two, and so on.
+    num_dies : int
+        Dies of a board.
     request_on : callable
         The question for a cluster.
     planned_on : callable
@@ -60,7 +71,8 @@ def fastest_sharing(
 
     Returns
     -------
-    planned : Planned or PlannedDegrees
+    planned
+        The best answer.
     ways : tuple of Way
         All numbers of nodes that the board may have.
 
@@ -70,15 +82,14 @@ def fastest_sharing(
         If the network fits no number of nodes.
     """
     rates: dict[DeviceSpec, float] = {}
-    clusters = ways_to_share(board, num_boards)
     ideals: dict[int, float] = {}
-    planned: dict[int, Planned | PlannedDegrees] = {}
+    planned: dict[int, Answer] = {}
 
     def per_s(at: int) -> float:
         return planned[at].samples_per_s if at in planned else 0.0
 
     reason: UserError | None = None
-    start = min(len(board.fabric.dies), len(clusters)) - 1
+    start = min(num_dies, len(clusters)) - 1
     best = start
     for way in (range(start, len(clusters)), range(start - 1, -1, -1)):
         for at in way:
