@@ -291,9 +291,8 @@ def _phase_taps(conv: ConvSpec, axis: int, phase: int) -> Taps:
     """
     stride, dilation, pad = conv.stride[axis], conv.dilation[axis], conv.pad[axis]
     taps = [t for t in range(conv.kernel[axis]) if (phase + pad - t * dilation) % stride == 0]
-    if not taps:
-        far = 1 << 14
-        return Taps(1, 0, -far, 1)
+    if not taps:  # no further outside than need be, since a pattern's numbers have few bits
+        return Taps(1, 0, -ceil_div((conv.h, conv.w)[axis], stride), 1)
     every = taps[1] - taps[0] if len(taps) > 1 else 1
     origin = (phase + pad - taps[0] * dilation) // stride
     return Taps(1, -(every * dilation // stride), origin, len(taps), taps[0], every)

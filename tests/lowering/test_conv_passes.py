@@ -197,6 +197,14 @@ def test_an_input_gradient_without_taps_is_zero():
     assert got[:, seen].any()
 
 
+def test_pixels_without_taps_take_as_many_channels_as_others():
+    """No coordinate of padding is further outside than its field can say."""
+    conv = ConvSpec(32, 2048, (1, 1), (2, 2), (0, 0, 0, 0), 4, 4, 1)
+    ops = list(operations(conv, "input", SMALL, Tiling(4, 1, 2048), Formats()))
+    assert [op.first and op.last for op in ops] == [True] * len(ops)
+    assert sum(not op.a.run_bytes for op in ops) == 3 * len(ops) // 4
+
+
 def test_a_core_that_is_too_small_is_named():
     tiny = CoreSpec(4, 4, acc_depth=16, scratchpad=ScratchpadSpec(1, 256))
     with pytest.raises(NotImplementedError, match=r"needs more than the 256 bytes of scratchpad"):
