@@ -374,7 +374,10 @@ class _Search:
             self._price(sorted(near, key=lambda look: look.count != best.count))
 
     def _price(self, looks: Iterable[_Look]) -> bool:
-        """Price plans of some looks, unless that takes too long; whether there are any plans."""
+        """Price plans of some looks, unless that takes too long; whether programs of any exist.
+
+        Where no programs are made, whether there are plans by prices of layers.
+        """
         jobs = {}
         for look in looks:
             self.best_of[look] = inf
@@ -393,7 +396,7 @@ class _Search:
             self.tried += tried
             self.faults += faults
             self.best_of[look] = min((each.seconds for each in tried if each.is_exact), default=inf)
-        return any(tried for tried, _ in found)
+        return any(each.is_exact or not self.can_build for tried, _ in found for each in tried)
 
     def _smallest(self, best: _Tried) -> _Tried:
         """The smallest of the cores that are nearly as fast as the best, of those that are tried.

@@ -8,6 +8,7 @@ from run_cases import small_network
 
 from fpgapipe.boards.cluster import chain_of
 from fpgapipe.boards.library import load_board
+from fpgapipe.errors import UserError
 from fpgapipe.jobs import local_processes, sharing
 from fpgapipe.network.load import load_network
 from fpgapipe.partition.explore.explorer import Request, explore
@@ -89,3 +90,20 @@ def test_what_takes_long_to_time_makes_room_for_the_next(monkeypatch):
     found = best_plan(request, "small")
     assert found.plan.predicted.level == "estimate"
     assert found.compared == "compared by estimates alone"
+
+
+def test_what_cannot_be_lowered_makes_room_for_the_next(monkeypatch):
+    request = replace(asked(2), load=small_network, batch=4)
+    first = best_plan(request, "small").plan
+    exact = search._exact
+
+    def refusing(tried, *rest):
+        if tried.plan.num_microbatches == first.num_microbatches:
+            raise UserError("a layer does not fit")
+        return exact(tried, *rest)
+
+    monkeypatch.setattr(search, "_exact", refusing)
+    found = best_plan(request, "small")
+    assert found.plan.predicted.level == "machine"
+    assert found.plan.num_microbatches != first.num_microbatches
+    assert found.built["possible"]
