@@ -5,7 +5,7 @@ one FP32 number per channel, padded to whole vectors; they stay on chip for the 
 there are too many channels for that, a kernel goes over blocks of them, one after the other.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -201,31 +201,36 @@ def channel_kernel(
     buffers = buffers_for(blocks[0], number)
     firsts = range(0, positions, number)
 
+    known: dict[
+        tuple[Any, ...], tuple[Step, ...]
+    ] = {}  # of pieces that differ in their places only
+
+    def work_of(view: _View, first: bool, last: bool) -> tuple[Step, ...]:
+        key = (
+            view.channels,
+            view.count,
+            first,
+            last,
+            *((t.shift, t.pitches) for t in view.tiles.values()),
+        )
+        if key not in known:
+            known[key] = tuple(_work(view, steps, rows, first=first, last=last))
+        return known[key]
+
     pieces = []
     for block in blocks:
-        width = block.width
         for index, first in enumerate(firsts):
             tiles, view = piece_of(block, first, number)
-            work: list[Step] = []
-            names = map(_parts, range(num_sums))
-            for step in steps:
-                if isinstance(step, EachStep):
-                    work.append(view.each(step))
-                elif index == 0:
-                    work.append(view.partial(step, next(names)))
-                else:
-                    work += [view.partial(step, _PART), _added(next(names), width)]
+            last = index == len(firsts) - 1
+            work = work_of(view, index == 0, last)
             loads = [Move(tiles[each], each) for each in sources]
             stores = [Move(tiles[each], each) for each in targets]
             if index == 0:
                 loads = [Move(block.small(t), each) for each, t in small_sources.items()] + loads
-            if index == len(firsts) - 1:
-                sums = [step for step in steps if isinstance(step, SumStep)]
-                work += [_total(step, _parts(number), width) for number, step in enumerate(sums)]
-                work += [row_step(step, width) for step in rows]
+            if last:
                 stores += [Move(block.small(t), each) for each, t in small_targets.items()]
             restarts = index == 0 and block.first > 0
-            piece = Piece(tuple(work), tuple(loads), tuple(stores), restarts)
+            piece = Piece(work, tuple(loads), tuple(stores), restarts)
             pieces.append(_alternating(piece, block, small_sources, small_targets))
     return VectorKernel(name, buffers, tuple(pieces), region, _copies(buffers, region) or 1)
 
@@ -513,3 +518,29 @@ class _View:
             **step.settings,
         )
         return Step(op, step.x, parts, step.y, step.coefficients)
+
+
+def _work(
+    view: _View,
+    steps: Sequence[EachStep | SumStep],
+    rows: Sequence[RowStep],
+    *,
+    first: bool,
+    last: bool,
+) -> Iterator[Step]:
+    """Instructions of a piece, the first or the last one of its block or one between them."""
+    sums = [step for step in steps if isinstance(step, SumStep)]
+    names = map(_parts, range(len(sums)))
+    for step in steps:
+        if isinstance(step, EachStep):
+            yield view.each(step)
+        elif first:
+            yield view.partial(step, next(names))
+        else:
+            yield view.partial(step, _PART)
+            yield _added(next(names), view.channels)
+    if last:
+        for number, total in enumerate(sums):
+            yield _total(total, _parts(number), view.channels)
+        for row in rows:
+            yield row_step(row, view.channels)

@@ -336,6 +336,7 @@ class VectorKernel:
         free, stored = _FREE[self.region.lane], _STORED[self.region.lane]
         program: list[Instruction] = []
         tensors: list[str | None] = []
+        made: dict[tuple[int, int, tuple[int, ...], tuple[int, ...]], Instruction] = {}
 
         def move(
             opcode: Opcode, moves: Sequence[Move], wait: tuple[int, ...], signal: tuple[int, ...]
@@ -368,7 +369,10 @@ class VectorKernel:
                         signal += [int(Semaphore.COMPUTED)] * has_stores[index]
                         later = index + buffer_count
                         signal += [free] * (ends or (later <= last and has_loads[later]))
-                    program.append(_vector(step, place, tuple(wait), tuple(signal)))
+                    key = id(step), index % buffer_count, tuple(wait), tuple(signal)
+                    if key not in made:  # pieces share steps
+                        made[key] = _vector(step, place, *key[2:])
+                    program.append(made[key])
                     tensors.append(None)
                 if piece.stores:
                     signals = (stored,) if ends or index + buffer_count <= last else ()
