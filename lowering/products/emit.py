@@ -57,6 +57,14 @@ class Rings:
     b: Ring
     result: Ring
 
+    def within(self, other: "Rings") -> bool:
+        """Whether no ring has more slots than that of the other division."""
+        return (
+            self.a.slots <= other.a.slots
+            and self.b.slots <= other.b.slots
+            and self.result.slots <= other.result.slots
+        )
+
 
 @dataclass(frozen=True)
 class _Use:

@@ -38,7 +38,7 @@ class TiledProduct:
 
     Attributes
     ----------
-    tiling : Cut
+    tiling : Tiling
         The tiling.
     ops : tuple of Op
         GEMM instructions, in order.
@@ -156,7 +156,7 @@ def _best(
     left = min(CLOSE_LOOKS, 1 + ENOUGH_OPERATIONS // most)
     tensors = dict.fromkeys(("x", "w", "y", "dx", "dy", "dw"), 0)
     made: dict[Tiling, tuple[Op, ...] | None] = {}
-    timed: dict[tuple[Tiling, int, int, int], Prediction] = {}
+    timed: list[tuple[Tiling, Rings]] = []
     best: TiledProduct | None = None
     least = math.inf
     alone = replace(core, links=())  # the product uses no links
@@ -168,19 +168,17 @@ def _best(
             except ValueError:
                 made[tiling] = None  # a pattern needs a number that does not fit its field
         ops = made[tiling]
-        if ops is None:
+        if ops is None or (is_repeated and not keeps_stationary(ops, rings)):
             continue
-        # The places of the rings do not affect the run time.
-        key = tiling, rings.a.slots, rings.b.slots, rings.result.slots
-        if key not in timed:
-            if is_repeated and not keeps_stationary(ops, rings):
-                continue
+        # The places of the rings do not affect the run time, and further slots make no loss.
+        if not any(known == tiling and rings.within(other) for known, other in timed):
+            timed.append((tiling, rings))
             program = template(ops, rings, is_repeat=is_repeated)
-            timed[key] = predict(program.placed(tensors), alone, memory)
-            cycles = timed[key].cycles + estimate.crowding
+            prediction = predict(program.placed(tensors), alone, memory)
+            cycles = prediction.cycles + estimate.crowding
             if cycles < least:
                 least = cycles
-                best = TiledProduct(tiling, ops, rings, timed[key], timed[key].cycles)
+                best = TiledProduct(tiling, ops, rings, prediction, prediction.cycles)
                 # It is there already.
                 vars(best)["_repeat_template" if is_repeated else "_template"] = program
         left -= 1

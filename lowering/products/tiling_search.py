@@ -34,8 +34,8 @@ class Sketch:
 
     Attributes
     ----------
-    tiling : Cut
-        The tiling.
+    tiling : Tiling
+        The tiling, or the first one that divides the pass into the same pieces in the same order.
     num_ops : int
         Number of GEMM instructions.
     work : int
@@ -103,6 +103,7 @@ class TilingSearch:
         self._moves: list[float] = []  # cycles of the transfer of each tile
         self._sizes: list[int] = []  # bytes of each tile
         self._loads: dict[tuple[bytes, int], list[int]] = {}
+        self._sketches: dict[Hashable, Sketch] = {}
 
     def sketch(self, tiling: Tiling) -> Sketch:
         """Sketch a tiling.
@@ -113,11 +114,25 @@ class TilingSearch:
             If the tiling does not suit the core. Patterns are not generated here, so they can still
             turn out not to suit it.
         """
-        work = num_ops = 0
-        parts: list[tuple[Numbers, Numbers, Numbers]] = []
-        for number, each in enumerate(self._products[tiling.own_window]):
+        divided = []
+        for each in self._products[tiling.own_window]:
             rows, columns, pieces = each.rows(tiling), each.columns(tiling), each.slices(tiling)
             each.check(rows, columns, len(pieces))
+            divided.append((tuple(rows), tuple(columns), tuple(pieces)))
+        n_outer = tiling.n_outer and any(
+            len(rows) > 1 < len(columns) for rows, columns, _ in divided
+        )
+        key = tiling.own_window, n_outer, tuple(divided)
+        if key not in self._sketches:
+            self._sketches[key] = self._sketch(tiling, divided)
+        return self._sketches[key]
+
+    def _sketch(self, tiling: Tiling, divided: Sequence[tuple[Any, Any, Any]]) -> Sketch:
+        work = num_ops = 0
+        parts: list[tuple[Numbers, Numbers, Numbers]] = []
+        for number, (each, (rows, columns, pieces)) in enumerate(
+            zip(self._products[tiling.own_window], divided, strict=True)
+        ):
             work += each.work(rows, columns, pieces)
             num_ops += len(rows) * len(columns) * len(pieces)
             parts.append(self._in_order(tiling, number, each, rows, columns, pieces))
