@@ -7,6 +7,7 @@ there are too many channels for that, a kernel goes over blocks of them, one aft
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import Any
 
 from fpgapipe.hw.hls_models.isa.instructions import WORD_BYTES
@@ -160,16 +161,21 @@ def channel_kernel(
     num_sums = sum(isinstance(step, SumStep) for step in steps)
     small_rows = dict(small_temporaries or {}) | _rows_of(channels, small_sources, small_targets)
 
-    def piece_of(block: _Block, first: int, number: int) -> tuple[dict[str, Tile], _View]:
-        count = min(number, positions - first)
+    pitches = {
+        each: channels * tensor.element_bytes
+        for each, tensor in (*sources.items(), *targets.items())
+    }
+
+    @cache
+    def view_of(block: _Block, first: int, count: int) -> _View:
         tiles = {
             each: block.tile(tensor, first, count, stored=each in targets)
             for each, tensor in (*sources.items(), *targets.items())
         }
-        return tiles, _View(formats, tiles, small_rows, count, block.width)
+        return _View(formats, tiles, small_rows, count, block.width)
 
     def buffers_for(block: _Block, number: int) -> dict[str, Buffer]:
-        tiles, _ = piece_of(block, 0, number)
+        tiles = view_of(block, 0, number).tiles
         wide = padded(block.width)
         # A tensor's piece may begin anywhere within a word; a temporary begins at a whole word.
         found = {
@@ -201,9 +207,8 @@ def channel_kernel(
     buffers = buffers_for(blocks[0], number)
     firsts = range(0, positions, number)
 
-    known: dict[
-        tuple[Any, ...], tuple[Step, ...]
-    ] = {}  # of pieces that differ in their places only
+    # Pieces that differ only in their places share their steps.
+    known: dict[tuple[Any, ...], tuple[Step, ...]] = {}
 
     def work_of(view: _View, first: bool, last: bool) -> tuple[Step, ...]:
         key = (
@@ -220,11 +225,17 @@ def channel_kernel(
     pieces = []
     for block in blocks:
         for index, first in enumerate(firsts):
-            tiles, view = piece_of(block, first, number)
+            # What begins at whole words has the tiles of the first piece.
+            like = first if any(first * pitch % WORD_BYTES for pitch in pitches.values()) else 0
+            view = view_of(block, like, min(number, positions - first))
             last = index == len(firsts) - 1
             work = work_of(view, index == 0, last)
-            loads = [Move(tiles[each], each) for each in sources]
-            stores = [Move(tiles[each], each) for each in targets]
+            moves = {
+                each: Move(tile, each, (first - like) * pitches[each])
+                for each, tile in view.tiles.items()
+            }
+            loads = [moves[each] for each in sources]
+            stores = [moves[each] for each in targets]
             if index == 0:
                 loads = [Move(block.small(t), each) for each, t in small_sources.items()] + loads
             if last:

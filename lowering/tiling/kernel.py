@@ -6,12 +6,12 @@ on chip meanwhile, so kernels can be combined in any order that respects the ten
 """
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from functools import cached_property, lru_cache
 from math import copysign, prod
-from typing import Protocol
+from typing import Any, Protocol
 
 from fpgapipe.hw.hls_models.isa.instructions import WORD_BYTES, Instruction, Opcode
 from fpgapipe.hw.hls_models.isa.vector_op import VectorOp
@@ -187,10 +187,15 @@ class Buffer:
 
 @dataclass(frozen=True)
 class Move:
-    """A tile, and the name of the buffer that it is loaded into or stored from."""
+    """A tile, and the name of the buffer that it is loaded into or stored from.
+
+    The tile that is moved lies `ahead` bytes behind `tile` in memory, a multiple of 64, so that
+    pieces can share a tile.
+    """
 
     tile: Tile
     buffer: str
+    ahead: int = 0
 
 
 @dataclass(frozen=True)
@@ -336,14 +341,31 @@ class VectorKernel:
         free, stored = _FREE[self.region.lane], _STORED[self.region.lane]
         program: list[Instruction] = []
         tensors: list[str | None] = []
+        # Pieces share steps and tiles.
         made: dict[tuple[int, int, tuple[int, ...], tuple[int, ...]], Instruction] = {}
+        bodies: dict[tuple[int, int], list[dict[str, Any]]] = {}
+
+        def bodies_of(tile: Tile, slot: int) -> list[dict[str, Any]]:
+            key = id(tile), slot
+            if key not in bodies:
+                bodies[key] = list(tile.transfers(0, slot))
+            return bodies[key]
 
         def move(
             opcode: Opcode, moves: Sequence[Move], wait: tuple[int, ...], signal: tuple[int, ...]
         ) -> None:
-            for tensor, instruction in _moves(opcode, moves, place, wait, signal):
-                program.append(instruction)
-                tensors.append(tensor)
+            """Add transfers of some tiles; the first one waits, and the last one signals."""
+            parts = [
+                (each, body) for each in moves for body in bodies_of(each.tile, place[each.buffer])
+            ]
+            for index, (each, body) in enumerate(parts):
+                waits = wait if index == 0 else ()
+                signals = signal if index == len(parts) - 1 else ()
+                key = opcode, id(body), waits, signals
+                if key not in made:
+                    made[key] = Instruction(opcode, waits, signals, body=body)
+                program.append(made[key].moved(each.ahead) if each.ahead else made[key])
+                tensors.append(each.tile.tensor)
 
         loads = [self._first_loads(), *(piece.loads for piece in self.pieces[1:])]
         for begin, end in self._spans():
@@ -370,7 +392,7 @@ class VectorKernel:
                         later = index + buffer_count
                         signal += [free] * (ends or (later <= last and has_loads[later]))
                     key = id(step), index % buffer_count, tuple(wait), tuple(signal)
-                    if key not in made:  # pieces share steps
+                    if key not in made:
                         made[key] = _vector(step, place, *key[2:])
                     program.append(made[key])
                     tensors.append(None)
@@ -401,15 +423,15 @@ class VectorKernel:
         if first.loads:
             return first.loads
         assert first.stores, "a piece must load or store"
-        tile, buffer = first.stores[0].tile, first.stores[0].buffer
+        store = first.stores[0]
         word = replace(
-            tile,
-            run_bytes=min(tile.run_bytes, WORD_BYTES),
+            store.tile,
+            run_bytes=min(store.tile.run_bytes, WORD_BYTES),
             counts=(),
             memory_pitches=(),
             pitches=(),
         )
-        return (Move(word, buffer),)
+        return (Move(word, store.buffer, store.ahead),)
 
     def _places(self, copy: int) -> dict[str, int]:
         """Byte addresses of one copy of the buffers."""
@@ -461,31 +483,6 @@ def room_of(buffers: Mapping[str, Buffer], buffer_count: int = 2) -> int:
 
 def _ceil_word(size_bytes: int) -> int:
     return -(-size_bytes // WORD_BYTES) * WORD_BYTES
-
-
-def _moves(
-    opcode: Opcode,
-    moves: Sequence[Move],
-    places: Mapping[str, int],
-    wait: tuple[int, ...],
-    signal: tuple[int, ...],
-) -> Iterator[tuple[str, Instruction]]:
-    """Transfers of some tiles with their tensors; the first one waits, and the last one signals."""
-    bodies = [
-        (move.tile.tensor, body)
-        for move in moves
-        for body in move.tile.transfers(0, places[move.buffer])
-    ]
-    for index, (tensor, body) in enumerate(bodies):
-        yield (
-            tensor,
-            Instruction(
-                opcode,
-                wait=wait if index == 0 else (),
-                signal=signal if index == len(bodies) - 1 else (),
-                body=body,
-            ),
-        )
 
 
 def _vector(
