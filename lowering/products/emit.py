@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum
 
-from fpgapipe.hw.hls_models.isa.instructions import WORD_BYTES, Instruction, Opcode
+from fpgapipe.hw.hls_models.isa.instructions import WORD_BYTES, Instruction, Opcode, SharedFields
 from fpgapipe.hw.hls_models.spec.core_spec import ScratchpadSpec
 from fpgapipe.lowering.products.conv_parts import Op
 from fpgapipe.lowering.tiling.template import Template
@@ -300,4 +300,4 @@ def _gemm(
         "b": op.b_pattern.encoded_at(bases["b"]),
         "result": op.result_pattern.encoded_at(bases.get("result", 0)),
     }
-    return Instruction(Opcode.GEMM, wait=wait, signal=signal, body=body)
+    return Instruction(Opcode.GEMM, wait=wait, signal=signal, body=SharedFields(body))

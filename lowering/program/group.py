@@ -1,8 +1,10 @@
 """Groups: instructions of a kernel that are scheduled together."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
-from fpgapipe.hw.hls_models.cycles.instruction_cycles import gemm_timing
+from fpgapipe.hw.hls_models.cycles.instruction_cycles import gemm_timing, once_for_each_body
 from fpgapipe.hw.hls_models.cycles.vector_cycles import vector_cycles
 from fpgapipe.hw.hls_models.isa.instructions import Instruction, Opcode, Span, span_of
 from fpgapipe.hw.hls_models.isa.vector_op import VectorOp
@@ -51,7 +53,8 @@ class Group:
                 origin = instruction.origin or instruction
                 body = origin.body
                 if id(body) not in known:
-                    known[id(body)] = _work(origin, core)
+                    work = _gemm_work if origin.opcode is Opcode.GEMM else _vector_work
+                    known[id(body)] = work(body, core)
                 total += known[id(body)]
             elif self.track.is_link:
                 begin, end = span_of(instruction)
@@ -59,9 +62,13 @@ class Group:
         return total
 
 
-def _work(instruction: Instruction, core: CoreSpec) -> int:
-    """Estimate the cycles of a GEMM or VECTOR instruction."""
-    if instruction.opcode is Opcode.GEMM:
-        return gemm_timing(instruction.body, core).stream_cycles
+def _gemm_work(body: Mapping[str, Any], core: CoreSpec) -> int:
+    """Estimate the cycles of a GEMM instruction."""
+    return gemm_timing(body, core).stream_cycles
+
+
+@once_for_each_body
+def _vector_work(body: Mapping[str, Any], core: CoreSpec) -> int:
+    """Estimate the cycles of a VECTOR instruction."""
     assert core.vector is not None, "a vector kernel needs a vector engine"
-    return vector_cycles(VectorOp.decoded(instruction.body), core.vector, core.scratchpad.parts)
+    return vector_cycles(VectorOp.decoded(body), core.vector, core.scratchpad.parts)

@@ -1,19 +1,21 @@
 """Costs of single instructions of a training core: words on the bus, cycles of an array."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
-from typing import Any
+from functools import lru_cache, wraps
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fpgapipe.hw.hls_models.cycles.operand_cycles import Meeting, Reads, meeting
 from fpgapipe.hw.hls_models.isa.address import BLOCK, OperandPattern
-from fpgapipe.hw.hls_models.isa.instructions import WORD_BYTES
+from fpgapipe.hw.hls_models.isa.instructions import WORD_BYTES, SharedFields
 from fpgapipe.hw.hls_models.model.datapath import ACC_CYCLES
 from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec, ScratchpadSpec
+
+_Found = TypeVar("_Found")
 
 _Numbers = tuple[tuple[str, int], ...]
 _Loops = tuple[tuple[str, tuple[tuple[tuple[str, int], ...], ...]], ...]
@@ -95,6 +97,25 @@ class GemmTiming:
     stall_cycles: int
 
 
+def once_for_each_body(
+    find: Callable[[Mapping[str, Any], CoreSpec], _Found],
+) -> Callable[[Mapping[str, Any], CoreSpec], _Found]:
+    """Keep what a function finds about a body with shared fields on a core's engines."""
+
+    @wraps(find)
+    def found(body: Mapping[str, Any], core: CoreSpec) -> _Found:
+        if not isinstance(body, SharedFields):
+            return find(body, core)
+        key = find.__name__, core.rows, core.cols, core.scratchpad, core.vector
+        if key not in body.known:
+            body.known[key] = find(body, core)
+        result: _Found = body.known[key]
+        return result
+
+    return found
+
+
+@once_for_each_body
 def gemm_timing(body: Mapping[str, Any], core: CoreSpec) -> GemmTiming:
     """Compute the times of one GEMM instruction from its fields.
 

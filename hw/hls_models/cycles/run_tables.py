@@ -38,7 +38,11 @@ from fpgapipe.hw.hls_models.cycles.engine_cycles import (
     WRITTEN_CYCLES,
     Kind,
 )
-from fpgapipe.hw.hls_models.cycles.instruction_cycles import gemm_timing, words_of_transfer
+from fpgapipe.hw.hls_models.cycles.instruction_cycles import (
+    gemm_timing,
+    once_for_each_body,
+    words_of_transfer,
+)
 from fpgapipe.hw.hls_models.cycles.vector_cycles import meeting_cycles, vector_cycles
 from fpgapipe.hw.hls_models.isa.instructions import (
     LINK_OPCODES,
@@ -326,6 +330,10 @@ class Tables:
                 table["port"][at] = first_port + number
         code = self.code[first : first + len(run.program)]
         where = self._decode(run, code, engines)
+        packets: dict[int, list[int]] = {}
+        for number, (opcode, link) in enumerate(engines):
+            if opcode in LINK_OPCODES:
+                packets.setdefault(link, []).extend(np.flatnonzero(where == number).tolist())
         # The instructions of each queue are in the order of the program.
         ends = np.bincount(where + 1, minlength=len(table) + 1).cumsum()
         begins = ends[:-1] + sum(map(len, self._queue))
@@ -339,7 +347,7 @@ class Tables:
             code["waiter"] = -1
             for index, waiter in run.held.waiter_of.items():
                 code["waiter"][index] = waiter
-        self._ports.append(self._link_ends(device, first_channel))
+        self._ports.append(self._link_ends(device, first_channel, packets))
 
     def _decode(
         self, run: Run, code: NDArray[Any], engines: Mapping[tuple[Opcode, int], tuple[Kind, int]]
@@ -378,8 +386,13 @@ class Tables:
         )
         return self._products.setdefault(row, len(self._products))
 
-    def _link_ends(self, device: int, first_channel: int) -> NDArray[Any]:
-        """Return the ports of a device, and add their frames and bursts to the tables."""
+    def _link_ends(
+        self, device: int, first_channel: int, packets: Mapping[int, Sequence[int]]
+    ) -> NDArray[Any]:
+        """Return the ports of a device, and add their frames and bursts to the tables.
+
+        `packets` has the places of each link's instructions.
+        """
         run, first = self.runs[device], int(self.firsts[device])
         table = np.zeros(len(run.ports), PORT)
         for link, port in enumerate(run.ports):
@@ -401,11 +414,8 @@ class Tables:
             for name in ("cuts_through", "transmit", "arrive", "freed", "heard"):
                 own[name] = getattr(ends, name)
             frames = [0] * NUM_CHANNELS
-            for index, instruction in enumerate(run.program):
-                if instruction.opcode is Opcode.END:
-                    break
-                if instruction.engine != link or instruction.opcode not in LINK_OPCODES:
-                    continue
+            for index in sorted(packets[link]):
+                instruction = run.program[index]
                 channel = instruction.body["channel"]
                 if instruction.opcode is Opcode.SEND:
                     chunks = _frames(words_of_packet(instruction.body), ends.chunk_words)
@@ -451,6 +461,7 @@ def _transfers(
     return words, bursts
 
 
+@once_for_each_body
 def _vector(body: Mapping[str, Any], core: CoreSpec) -> tuple[int, int]:
     """Return the cycles of a VECTOR, and those that its operands lose in a shared bank."""
     assert core.vector is not None
