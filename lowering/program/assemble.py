@@ -18,6 +18,8 @@ estimates of their run times. A group that needs the results of another one wait
 from collections import ChainMap, Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from itertools import pairwise
 
 import numpy as np
 
@@ -110,12 +112,11 @@ def assemble(
         known: dict[int, int] = {}
         cycles = [group.cycles(core, known) for group in free]
         sorted_as = np.arange(len(order))
-        long = LongOrder(free, len(kernels))
+        long = LongOrder(order, len(kernels))
         sorted_as[: len(free)] = long.merged(
             tasks, _asked_in(free, tasks), cycles, TURNAROUND_CYCLES
         )
-        whole = long if len(free) == len(order) else LongOrder(order, len(kernels))
-        if found := whole.finished(sorted_as, before, limit):
+        if found := long.finished(sorted_as, before, limit):
             return Assembled([*found[0], Instruction(Opcode.END)], found[1])
         order = [order[place] for place in sorted_as.tolist()]
     elif core is not None and free:
@@ -131,30 +132,35 @@ def assemble(
     return Assembled([*waited, Instruction(Opcode.END)], kernel_of)
 
 
-def _groups(number: int, kernel: Kernel, addresses: Mapping[str, int]) -> Iterator[Group]:
-    """Split a kernel into groups where a new load or computation begins; a transfer, into parts."""
-    track = kernel.track
-    group = Group(number, track, first=True)
+def _groups(number: int, kernel: Kernel, addresses: Mapping[str, int]) -> list[Group]:
+    """Split a kernel into groups."""
+    track, instructions = kernel.track, kernel.instructions(addresses)
+    begins = _begins(bytes([each.opcode for each in instructions]), track.is_link)
+    ends = [*begins[1:], len(instructions)]
+    return [
+        Group(number, track, begin == 0, instructions[begin:end])
+        for begin, end in zip(begins, ends, strict=True)
+    ]
+
+
+@lru_cache(maxsize=1 << 10)
+def _begins(opcodes: bytes, is_link: bool) -> list[int]:
+    """Places where a new load or computation of a kernel begins, or a part of a transfer."""
     moves = (Opcode.LOAD, Opcode.STORE)
-    before: Opcode | None = None
-    for instruction in kernel.instructions(addresses):
-        opcode = instruction.opcode
-        if before is None:
-            assert track.is_link or opcode is Opcode.LOAD, "a kernel must begin with a load"
-        elif opcode is Opcode.VECTOR:
-            begins = before is Opcode.STORE
-        elif opcode is Opcode.LOAD or opcode is Opcode.GEMM:
-            begins = before is not Opcode.LOAD
+    if not is_link:
+        assert opcodes[0] == Opcode.LOAD, "a kernel must begin with a load"
+        assert opcodes[-1] in moves, "a kernel must end with a store"
+    found = [0]
+    for place, (before, opcode) in enumerate(pairwise(opcodes), 1):
+        if opcode == Opcode.VECTOR:
+            begins = before == Opcode.STORE
+        elif opcode in (Opcode.LOAD, Opcode.GEMM):
+            begins = before != Opcode.LOAD
         else:
-            begins = opcode is not Opcode.STORE
-        if before is not None and begins:
-            yield group
-            group = Group(number, track, first=False)
-        group.instructions.append(instruction)
-        before = opcode
-    if not track.is_link:
-        assert group.instructions[-1].opcode in moves, "a kernel must end with a store"
-    yield group
+            begins = opcode != Opcode.STORE
+        if begins:
+            found.append(place)
+    return found
 
 
 def _find_order(order: Sequence[Group], tasks: Sequence[int]) -> None:

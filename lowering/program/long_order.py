@@ -64,7 +64,7 @@ class LongOrder:
         cycles: Sequence[int],
         turnaround_cycles: int,
     ) -> Numbers:
-        """Numbers of the groups in the order in which they are issued.
+        """Numbers of the first groups in the order in which they are issued.
 
         Parameters
         ----------
@@ -73,32 +73,33 @@ class LongOrder:
         asked_in : mapping of (int, Track) to int
             For each task and link, the task during which its RECEIVEs may first be issued.
         cycles : sequence of int
-            Estimated cycles of each group.
+            Estimated cycles of each of the first groups; others are not ordered.
         turnaround_cycles : int
             Estimated cycles from the end of a group to the start of one that reads its results.
         """
         from fpgapipe.lowering.program import compiled_order
 
-        tracks = sorted({group.track for group in self._groups})
+        own = self._groups[: len(cycles)]
+        tracks = sorted({group.track for group in own})
         number = {track: index for index, track in enumerate(tracks)}
         engines = [number.get(track.engine, number[track]) for track in tracks]
         known = {task: index for index, task in enumerate(sorted(set(tasks)))}
-        moves = self._begin >= 0
-        of_group = np.repeat(np.arange(len(self._groups)), self._sizes)[moves]
-        firsts = np.searchsorted(of_group, np.arange(len(self._groups) + 1))
+        moves = np.flatnonzero(self._begin[: self._sizes[: len(own)].sum()] >= 0)
+        of_group = np.repeat(np.arange(len(own)), self._sizes[: len(own)])[moves]
+        firsts = np.searchsorted(of_group, np.arange(len(own) + 1))
         begin, end, stores = self._begin[moves], self._end[moves], self._stores[moves]
         groups = compiled_order.Groups(
-            np.array([number[group.track] for group in self._groups], np.int64),
-            self._kernel,
-            np.array([known[tasks[group.kernel]] for group in self._groups], np.int64),
+            np.array([number[group.track] for group in own], np.int64),
+            self._kernel[: len(own)],
+            np.array([known[tasks[group.kernel]] for group in own], np.int64),
             np.array(
                 [
                     known[asked_in.get((tasks[group.kernel], group.track), tasks[group.kernel])]
-                    for group in self._groups
+                    for group in own
                 ],
                 np.int64,
             ),
-            np.array([group.first for group in self._groups], np.bool_),
+            np.array([group.first for group in own], np.bool_),
             np.array(cycles, np.int64),
             firsts.astype(np.int64),
             begin,
@@ -112,9 +113,7 @@ class LongOrder:
         )
         after = compiled_order.find_order(groups, reads, writes, self._num_kernels, len(known))
         order: Numbers = compiled_order.merge(groups, after, turnaround_cycles)
-        assert len(order) == len(self._groups), (
-            "kernels must come in an order in which they can run"
-        )
+        assert len(order) == len(own), "kernels must come in an order in which they can run"
         return order
 
     def finished(
