@@ -280,14 +280,16 @@ class _Search:
     faults: list[str] = field(default_factory=list)
     effort: float = 0.0
     can_build: bool = False
+    possible: dict[tuple[int, str], bool] = field(default_factory=dict)
 
     def answer(self) -> dict[str, Any]:
         """Search, and say what was found as values of JSON."""
         found = explore(self.request, self.on_step)
-        best = self._of(found.best)
-        graph = self.request.load(best.plan.microbatch)
-        self.can_build = why_not_built(best.plan, graph, self.request.cluster)["possible"]
-        looks = self._looks((*found.tried, *found.others))
+        best, looks = self._of(found.best), self._looks((*found.tried, *found.others))
+        if possible := [look for look in looks if self._is_possible(look.estimate)]:
+            self.can_build, looks = True, possible
+            if not self._is_possible(found.best):
+                best = self._of(possible[0].estimate)
         for engines in dict.fromkeys(look.engines for look in looks):
             self._climb([look for look in looks if look.engines == engines])
         if self.tried:
@@ -312,6 +314,15 @@ class _Search:
             "refused": list(found.refused),
             "compared": self._sentence(looks, best, chosen),
         }
+
+    def _is_possible(self, candidate: Candidate) -> bool:
+        """Whether programs are made for a candidate, whose cores and cuts do not matter."""
+        key = candidate.num_microbatches, candidate.kind
+        if key not in self.possible:
+            plan = self._of(candidate).plan
+            graph = self.request.load(plan.microbatch)
+            self.possible[key] = why_not_built(plan, graph, self.request.cluster)["possible"]
+        return self.possible[key]
 
     def _of(self, candidate: Candidate) -> _Tried:
         """A candidate of formulas or prices of layers."""

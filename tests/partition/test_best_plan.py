@@ -107,3 +107,21 @@ def test_what_cannot_be_lowered_makes_room_for_the_next(monkeypatch):
     assert found.plan.predicted.level == "machine"
     assert found.plan.num_microbatches != first.num_microbatches
     assert found.built["possible"]
+
+
+def test_combinations_that_are_not_built_are_left_out(monkeypatch):
+    """A loss of too many labels in a micro-batch, for instance."""
+    request = replace(asked(2), load=small_network, batch=4)
+    first = best_plan(request, "small").plan
+    check = search.check_network
+
+    def refusing(graph, *, train):
+        if graph.batch == first.microbatch:
+            raise UserError("too many labels")
+        check(graph, train=train)
+
+    monkeypatch.setattr(search, "check_network", refusing)
+    found = best_plan(request, "small")
+    assert found.plan.predicted.level == "machine"
+    assert found.plan.num_microbatches != first.num_microbatches
+    assert found.built["possible"]
