@@ -36,7 +36,7 @@ from fpgapipe.hw.hls_models.cycles.link_cycles import (
     transfer_cycles,
 )
 from fpgapipe.hw.hls_models.cycles.run_tables import Held
-from fpgapipe.hw.hls_models.isa.instructions import Opcode
+from fpgapipe.hw.hls_models.isa.instructions import LINK_OPCODES, Opcode
 from fpgapipe.hw.hls_models.model.link_dma import words_of_packet
 from fpgapipe.hw.hls_models.model.sequencer import SequencerSpec
 from fpgapipe.hw.hls_models.spec.link import Channel
@@ -47,6 +47,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from fpgapipe.hw.hls_models.isa.instructions import Instruction
     from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec
     from fpgapipe.lowering.placement import Placement
     from fpgapipe.lowering.program.device_program import DeviceProgram
@@ -185,9 +186,19 @@ class TaskTimes:
         return found
 
     @cached_property
+    def _steady_ends(self) -> NDArray[np.float64]:
+        """Ends of tasks in the first run."""
+        return self.ends_of(self._steady.ends)
+
+    @cached_property
+    def _pausing_ends(self) -> NDArray[np.float64]:
+        """Ends of tasks in the second run."""
+        return self.ends_of(self._pausing.ends)
+
+    @cached_property
     def durations(self) -> NDArray[np.float64]:
         """Cycles of each task from the end of the one before, if it need not wait for data."""
-        ends = self.ends_of(self._steady.ends)
+        ends = self._steady_ends
         found = np.zeros(len(ends))
         found[self.order] = np.diff(ends[self.order], prepend=0.0)
         return found
@@ -203,8 +214,7 @@ class TaskTimes:
 
     def sent(self, link: int, channel: int, *, updating: bool = False) -> list[Sent]:
         """Parts that a link sends on a channel in passes, or in the update, in order."""
-        run = self._steady
-        ends = self.ends_of(run.ends)
+        run, ends = self._steady, self._steady_ends
         return [
             Sent(
                 task,
@@ -217,8 +227,7 @@ class TaskTimes:
 
     def needed(self, link: int, channel: int, *, updating: bool = False) -> list[Needed]:
         """Parts that a link receives on a channel in passes, or in the update, in order."""
-        run = self._pausing
-        ends = self.ends_of(run.ends)
+        run, ends = self._pausing, self._pausing_ends
         firsts: dict[int, int] = {}
         for task in self.order:
             firsts.setdefault(self.step_of[task], task)
@@ -247,7 +256,7 @@ class TaskTimes:
         data. A RECEIVE that has waited for the end of an earlier one was there as soon as that.
         """
         run, in_flight = self._pausing, SequencerSpec.of(self.program.core).in_flight
-        ends = self.ends_of(run.ends)[self.order]
+        ends = self._pausing_ends[self.order]
         found: list[int] = []
         for number, index in enumerate(receives):
             start, before = run.starts[index], number - in_flight
@@ -264,7 +273,7 @@ class TaskTimes:
     def _got(self) -> dict[int, float]:
         """Cycle in which each task that receives has got all of its data, where they come late."""
         found: dict[int, float] = {}
-        for index, each in enumerate(self.program.instructions):
+        for index, each in self._links:
             if each.opcode is Opcode.RECEIVE:
                 task = int(self.task_of[index])
                 found[task] = max(found.get(task, 0.0), self._pausing.ends[index])
@@ -279,13 +288,20 @@ class TaskTimes:
         """
         tasks = self.program.tasks
         return [
-            (index, int(task), each.body)
-            for index, (each, task) in enumerate(
-                zip(self.program.instructions, self.task_of, strict=False)
-            )
+            (index, int(self.task_of[index]), each.body)
+            for index, each in self._links
             if (each.opcode, each.engine) == (opcode, link)
             and each.body["channel"] == channel
-            and (tasks[task].kind is TaskKind.U) == updating
+            and (tasks[self.task_of[index]].kind is TaskKind.U) == updating
+        ]
+
+    @cached_property
+    def _links(self) -> list[tuple[int, Instruction]]:
+        """Number and instruction of each SEND and RECEIVE."""
+        return [
+            (index, each)
+            for index, each in enumerate(self.program.instructions)
+            if each.opcode in LINK_OPCODES
         ]
 
     @cached_property
