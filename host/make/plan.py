@@ -30,6 +30,7 @@ from fpgapipe.host.terminal.result import Result
 from fpgapipe.hw.hls_models.spec.device import ClusterSpec
 from fpgapipe.lowering.schedule.schedule import Schedule, TaskKind
 from fpgapipe.lowering.units.network_units import refusals_of
+from fpgapipe.lowering.units.step_options import StepOptions
 from fpgapipe.network.graph import Graph
 from fpgapipe.network.load import load_file
 from fpgapipe.partition.explore.explorer import Request
@@ -45,6 +46,9 @@ from fpgapipe.partition.strategies.layerwise import LayerwisePlan
 from fpgapipe.partition.strategies.plan_layerwise import plan_any_degrees
 from fpgapipe.partition.timeline.timeline import Timeline
 from fpgapipe.stopwatch import phase
+
+LEAST_UPLOAD = 0.01
+"""Share of a mini-batch's time from which the time of writing its inputs is shown."""
 
 
 @dataclass(frozen=True)
@@ -92,6 +96,22 @@ class Planned(Result):
         """Samples of a mini-batch in a second."""
         return self.plan.batch / self.plan.predicted.minibatch_s
 
+    @property
+    def upload_s(self) -> float:
+        """Seconds in which the host writes the inputs of a mini-batch, before the devices start.
+
+        The time of a mini-batch leaves them out. All inputs go through one host. Labels, and what a
+        transfer costs besides its bytes, come on top.
+        """
+        options, rates = StepOptions(), [each.host_bytes_per_s for each in self.cluster.devices]
+        size = sum(
+            tensor.elements * options.format_of_input(self.graph, name).element_bytes
+            for name, tensor in self.graph.inputs.items()
+        )
+        first = [self.cluster.device_names.index(each.device) for each in self.plan.stages[0].nodes]
+        batches = self.plan.batch // self.plan.microbatch
+        return size * batches / min(rates[place] for place in first)
+
     def picture(self, kind: str) -> str:
         """Text of a picture of the timetable: ``svg``, ``html``, or ``trace`` for Perfetto."""
         plan, sent = self.plan, dict[tuple[TaskKind, int], float]()
@@ -129,6 +149,7 @@ class Planned(Result):
         if self.search:
             value["search"] = self.search.to_dict()
             value |= {"num_left": self.search.num_left, "search_s": self.search.search_s}
+        value["upload_s"] = self.upload_s
         value["build"] = self.built
         if self.ways:
             value["nodes_of_a_board"] = [dataclasses.asdict(way) for way in self.ways]
@@ -147,6 +168,9 @@ class Planned(Result):
     def shown(self) -> Iterator[Table | str]:
         """The plan, what it was compared with, and where cycles go if that was asked for."""
         yield from plan_parts(self.plan, self.cluster)
+        if self.upload_s > LEAST_UPLOAD * self.plan.predicted.minibatch_s:
+            told = scaled(self.upload_s, "s")
+            yield f"before a mini-batch, the host takes {told} to write its inputs"
         if self.search:
             yield (
                 f"degrees: by formulas {scaled(self.search.step_s, 's')} a mini-batch; "

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 from fpgapipe.garbage import rare_collections
 from fpgapipe.hw.hls_models.cycles.core_cycles import MemorySpec
-from fpgapipe.hw.hls_models.numerics.element_format import FP32
 from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec
 from fpgapipe.lowering.memory.layout import Demand, Own, lay_out
 from fpgapipe.lowering.memory.placed import Placed, page
@@ -221,8 +220,7 @@ class StepBuilder(StepTensors):
             if name not in used:
                 continue
             shape = tensor.shape if len(tensor.shape) != 4 else with_channels_last(tensor.shape)
-            exact = not tensor.dtype.is_float or self.graph.reads_exactly(name)
-            element = FP32 if exact else self.options.activations
+            element = self.options.format_of_input(self.graph, name)
             lies = self.declare(Tensor(self.of_microbatch(name, index), shape, element))
             batch.values[name] = Value(lies, self.layouts.values[name])
         part = self.part

@@ -213,6 +213,11 @@ class StepOptions:
         if self.clip_norm is not None and not 0 < self.clip_norm <= MAX_NORM:
             raise ValueError(f"step clip_norm must be in (0, {MAX_NORM:g}], not {self.clip_norm!r}")
 
+    def format_of_input(self, graph: Graph, name: str) -> ElementFormat:
+        """Format in memory of a network's input; numbers that must be exact are FP32."""
+        exact = not graph.inputs[name].dtype.is_float or graph.reads_exactly(name)
+        return FP32 if exact else self.activations
+
     @property
     def clips(self) -> bool:
         """Whether all gradients together are scaled down to a largest norm."""

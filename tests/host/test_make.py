@@ -1,6 +1,7 @@
 """What the commands do, called from Python: one call, and a result that prints and is data."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -54,6 +55,19 @@ def test_a_network_may_be_a_function_and_a_cluster_a_specification(chain):
     assert len(asked) == len(set(asked))
     assert found.plan == named.plan
     assert found.graph.batch == found.plan.microbatch
+
+
+def test_a_slow_host_is_named(chain):
+    """The time of a mini-batch leaves out what the host does before it."""
+    slow = [replace(each, host_bytes_per_s=1e6) for each in chain.spec.devices]
+    found = fpgapipe.plan(
+        "digits-cnn", replace(chain.spec, devices=tuple(slow)), batch=8, array=(8, 8)
+    )
+    assert found.upload_s == 8 * 64 * 2 / 1e6
+    assert "before a mini-batch, the host takes 1.02 ms to write its inputs" in str(found)
+    quick = replace(found, cluster=chain.spec)
+    assert quick.to_dict()["upload_s"] == 8 * 64 * 2 / chain.spec.devices[0].host_bytes_per_s
+    assert "the host" not in str(quick)
 
 
 def test_a_python_user_gets_a_larger_scratchpad_for_a_layer_that_does_not_fit(
