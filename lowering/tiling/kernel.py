@@ -13,7 +13,8 @@ from functools import cached_property, lru_cache
 from math import copysign, prod
 from typing import Any, Protocol
 
-from fpgapipe.hw.hls_models.isa.instructions import WORD_BYTES, Instruction, Opcode, SharedFields
+from fpgapipe.hw.hls_models.isa.instructions import WORD_BYTES, Instruction, Opcode
+from fpgapipe.hw.hls_models.isa.shared_fields import SharedFields
 from fpgapipe.hw.hls_models.isa.vector_op import VectorOp
 from fpgapipe.hw.hls_models.numerics.element_format import FP32, ElementFormat
 from fpgapipe.hw.hls_models.spec.core_spec import NoRoom

@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 
 from fpgapipe.hw.hls_models.cycles.operand_cycles import Meeting, Reads, meeting
 from fpgapipe.hw.hls_models.isa.address import BLOCK, OperandPattern
-from fpgapipe.hw.hls_models.isa.instructions import WORD_BYTES, SharedFields
+from fpgapipe.hw.hls_models.isa.instructions import WORD_BYTES
+from fpgapipe.hw.hls_models.isa.shared_fields import SharedFields
 from fpgapipe.hw.hls_models.model.datapath import ACC_CYCLES
 from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec, ScratchpadSpec
 

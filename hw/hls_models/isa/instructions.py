@@ -178,24 +178,6 @@ def has_one_engine(opcode: Opcode) -> bool:
     return opcode not in (Opcode.GEMM, *LINK_OPCODES)
 
 
-class SharedFields(dict[str, Any]):
-    """Fields of a body that many instructions share, with what was found from them.
-
-    The fields must not change.
-
-    Attributes
-    ----------
-    known : dict
-        Results of functions of the fields, by the names of these and what else they depend on.
-    """
-
-    __slots__ = ("known",)
-
-    def __init__(self, fields: Mapping[str, Any]) -> None:
-        super().__init__(fields)
-        self.known: dict[Any, Any] = {}
-
-
 @dataclass(frozen=True)
 class Instruction:
     """An instruction.
