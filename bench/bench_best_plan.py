@@ -5,25 +5,28 @@ combinations of these are planned one by one and priced by their programs: 16 an
 and so on up to the most columns that fit, all divisors of the batch, and the schedules that can be
 built and whose updates are not late; of larger networks, a random sample of combinations. Prices
 are kept in the cache, so a bench that was stopped goes on where it was. Progress goes to standard
-error, a line for each case.
+error, a line for each case. With --boards, the clusters are chains of these in all orders.
 """
 
 import argparse
 import json
 import random
 import sys
+import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
-from itertools import product
+from itertools import permutations, product
+from pathlib import Path
 from typing import Any
 
 from small_networks import SHORT
 
 import fpgapipe
-from fpgapipe.boards.cluster import chain_of
+from fpgapipe.boards.cluster import chain_of, load_cluster
 from fpgapipe.boards.library import load_board
 from fpgapipe.errors import UserError
 from fpgapipe.host.make.networks import loader
+from fpgapipe.hw.hls_models.spec.device import ClusterSpec
 from fpgapipe.partition.cost.cost import candidate_cores
 from fpgapipe.partition.explore.explorer import Request, counts_tried
 from fpgapipe.partition.pricing.best_plan import best_plan
@@ -41,25 +44,40 @@ LEAST = 0.99
 
 def combinations(request: Request) -> Iterator[Request]:
     """The request with every array, number of micro-batches and schedule."""
-    (device, *_) = request.cluster.devices
-    num_links = min(len(request.cluster.devices) - 1, 2)
+    devices = request.cluster.devices
+    num_links = min(len(devices) - 1, 2)
     for kind in built_schedules():
         if not make_schedule(kind, 2, 2).synchronous:
             continue
         engines = num_engines_of(kind)
-        cores = [node.core for node in candidate_cores(device, engines, num_links)]
+        cores = {
+            device: [node.core for node in candidate_cores(device, engines, num_links)]
+            for device in devices
+        }
         for rows, count in product((16, 32), counts_tried(request.batch)):
-            most = max((core.cols for core in cores if core.rows == rows), default=0)
+            most = min(
+                max((core.cols for core in each if core.rows == rows), default=0)
+                for each in cores.values()
+            )
             for cols in sorted({most, *(32 << n for n in range(most.bit_length() - 5))}):
                 yield replace(
                     request, schedules=(kind,), num_microbatches=count, array=(rows, cols)
                 )
 
 
-def measure(name: str, devices: int, given: argparse.Namespace) -> dict[str, Any]:
+def chain_of_unlike(boards: tuple[str, ...]) -> ClusterSpec:
+    """A chain of boards in this order."""
+    devices = [{"name": f"{each}-{place}", "board": each} for place, each in enumerate(boards)]
+    cluster = {"format": 1, "name": "-".join(boards), "devices": devices, "topology": "chain"}
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "cluster.yaml")
+        path.write_text(json.dumps(cluster))  # JSON is YAML
+        return load_cluster(path).spec
+
+
+def measure(name: str, cluster: ClusterSpec, given: argparse.Namespace) -> dict[str, Any]:
     """The choice and the best of one case."""
     load = loader(SHORT.get(name, name))
-    cluster = chain_of(load_board(given.board), devices).spec
     chosen = fpgapipe.plan(SHORT.get(name, name), cluster, batch=given.batch).plan
     asked = list(combinations(Request(load, given.batch, cluster)))
     if name not in SMALL or given.sample:
@@ -77,7 +95,7 @@ def measure(name: str, devices: int, given: argparse.Namespace) -> dict[str, Any
             best = plan
     return {
         "network": name,
-        "devices": devices,
+        "devices": [device.name for device in cluster.devices],
         "combinations": len(asked),
         "refused": refused,
         "level": chosen.predicted.level,
@@ -100,16 +118,22 @@ def main() -> None:
     parser.add_argument("--network", choices=(*SMALL, *LARGE), action="append")
     parser.add_argument("--devices", type=int, action="append")
     parser.add_argument("--board", default="u280")
+    parser.add_argument("--boards", help="unlike boards, with commas between their names")
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument(
         "--sample", type=int, help="combinations of each case; by default 50 of larger networks"
     )
     given = parser.parse_args()
+    if given.boards:
+        clusters = [chain_of_unlike(each) for each in permutations(given.boards.split(","))]
+    else:
+        board, counts = load_board(given.board), given.devices or (1, 2)
+        clusters = [chain_of(board, count).spec for count in counts]
     cases = []
-    for name, devices in product(given.network or (*SMALL, *LARGE), given.devices or (1, 2)):
-        case = measure(name, devices, given)
+    for name, cluster in product(given.network or (*SMALL, *LARGE), clusters):
+        case = measure(name, cluster, given)
         print(
-            f"{name}, {devices} devices: {case['ratio']:.4f} of the best of "
+            f"{name}, {cluster.name}: {case['ratio']:.4f} of the best of "
             f"{case['combinations']} combinations",
             file=sys.stderr,
             flush=True,
