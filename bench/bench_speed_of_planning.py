@@ -2,7 +2,8 @@
 
 Each command runs in a fresh process: first with an empty cache, then again with what the first run
 left there. Machine code that numba compiles when fpgapipe is first used at all is there already, as
-one command before the others sees to it. Processor seconds include those of helper processes. Each
+one command before the others sees to it. Plans are asked for once more with another schedule, which
+the cache has no answer for. Processor seconds include those of helper processes. Each
 command has the level of its prices: ``machine``, or ``estimate``.
 """
 
@@ -17,19 +18,50 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from fpgapipe.network.frontends.profile import CSV_COLUMNS
+
 PLAN = ["plan", "resnet50", "--board", "u280", "--devices", "8", "--json"]
 COMMANDS = {
     **{f"plan_resnet50_{count}": [*PLAN[:-2], str(count), "--json"] for count in (1, 4)},
     "plan_resnet50_8": PLAN,
+    "plan_vgg16_auto_4": [
+        *("plan", "vgg16", "--board", "u280", "--devices", "4", "--strategy", "auto"),
+        *("--batch", "256", "--json"),
+    ],
+    "plan_lenet5_million": ["plan", "lenet5", "--board", "u280", "--batch", "1000000", "--json"],
+    "plan_profile_256": [
+        *("plan", "--profile", "profile.csv", "--devices", "256", "--bandwidth", "1e9"),
+        *("--straight", "--json"),
+    ],
     "compare_resnet50_8": ["compare", "resnet50", "--board", "u280", "--devices", "8", "--json"],
     "build_resnet50_4": ["build", "--network", "resnet50", "--board", "u280", "--devices", "4"],
     "build_vgg16_4": ["build", "--network", "vgg16", "--board", "u280", "--devices", "4"],
 }
 
 
+CHANGED = ["--schedule", "1f1b-as"]
+"""An option that is changed."""
+
+LAYERS = 1000
+"""Layers of the profile."""
+
+
+def write_profile(path: Path) -> None:
+    """Write a profile of layers of random times and sizes."""
+    rng = np.random.default_rng(0)
+    rows = [",".join(CSV_COLUMNS)]
+    for number in range(LAYERS):
+        seconds, sizes = rng.uniform(1e-4, 1e-2, 3), rng.integers(1000, 1_000_000, 2)
+        rows.append(",".join(map(str, (f"layer{number}", *seconds, *sizes))))
+    path.write_text("\n".join(rows) + "\n")
+
+
 def run(arguments: list[str], cache: Path) -> dict[str, Any]:
     """Run a command; returns its seconds and the level of its prices."""
     with tempfile.TemporaryDirectory() as folder:
+        write_profile(Path(folder, "profile.csv"))
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
         begin = time.perf_counter()
         done = subprocess.run(
@@ -53,7 +85,7 @@ def run(arguments: list[str], cache: Path) -> dict[str, Any]:
 def level_of(command: str, text: str, folder: Path) -> Any:
     """Where the times that a command printed or wrote come from."""
     if command == "plan":
-        return json.loads(text)["predicted"]["level"]
+        return json.loads(text).get("predicted", {}).get("level")
     if command == "compare":
         return {each["name"]: each["level"] for each in json.loads(text)["entries"]}
     (path,) = folder.glob("out/*/plan.json")
@@ -71,6 +103,8 @@ def main() -> None:
         for name in given.only or COMMANDS:
             cache = Path(folder, name)
             found[name] = {state: run(COMMANDS[name], cache) for state in ("cold", "warm")}
+            if COMMANDS[name][:2] == PLAN[:2]:
+                found[name]["changed"] = run([*COMMANDS[name], *CHANGED], cache)
     print(json.dumps(found, indent=1))
 
 
