@@ -35,7 +35,7 @@ from fpgapipe.network.graph import Graph
 from fpgapipe.network.load import load_file
 from fpgapipe.partition.explore.explorer import Request
 from fpgapipe.partition.explore.measured import plan_profile as cut_profile
-from fpgapipe.partition.explore.sharing import Way, fastest_sharing, told
+from fpgapipe.partition.explore.sharing import Way, fastest_sharing, ways_told
 from fpgapipe.partition.plan import Plan
 from fpgapipe.partition.pricing.best_plan import BestPlan, why_not_built
 from fpgapipe.partition.pricing.cycle_account import CycleAccount
@@ -186,7 +186,7 @@ class Planned(Result):
             yield ""
             yield from _tried_parts(self.found)
         if self.ways:
-            yield told(self.ways)
+            yield ways_told(self.ways)
         if self.explained:
             yield from explained_parts(self.plan, *self.explained)
         if not self.built["possible"]:

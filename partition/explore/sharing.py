@@ -114,7 +114,7 @@ def fastest_sharing(
     return planned[best], tuple(ways)
 
 
-def told(ways: Sequence[Way]) -> str:
+def ways_told(ways: Sequence[Way]) -> str:
     """Say which numbers of nodes were planned, and why others were not."""
     best = max(ways, key=lambda way: way.planned_per_s or 0)
     rates = ", ".join(

@@ -12,7 +12,7 @@ from fpgapipe.errors import UserError
 from fpgapipe.host.make.networks import loader
 from fpgapipe.partition.explore import sharing
 from fpgapipe.partition.explore.explorer import Request
-from fpgapipe.partition.explore.sharing import fastest_sharing, told
+from fpgapipe.partition.explore.sharing import fastest_sharing, ways_told
 
 
 def searched(monkeypatch, ideals, rates):
@@ -43,7 +43,7 @@ def searched(monkeypatch, ideals, rates):
     assert {way.nodes: way.planned_per_s for way in ways if way.planned_per_s} == {
         nodes: rates[nodes - 1] for nodes in asked if rates[nodes - 1]
     }
-    return asked, found.nodes, told(ways)
+    return asked, found.nodes, ways_told(ways)
 
 
 IDEALS = [10, 20, 30, 40, 50, 60, 70, 80]
