@@ -47,6 +47,7 @@ class Compared(Result):
             "entries": [
                 {
                     **dataclasses.asdict(entry),
+                    "samples_per_s": self.batch / entry.minibatch_s,
                     "over_data_parallel": entry.over(parallel),
                     "over_one_device": entry.over(alone),
                 }
@@ -58,7 +59,7 @@ class Compared(Result):
     def shown(self) -> Iterator[Table | str]:
         """A row for each way, and why others are impossible."""
         parallel, alone = self.found.find("data parallel"), self.found.find("one device")
-        columns = "way|>devices|>micro-batches|>mini-batch|>over data parallel"
+        columns = "way|>devices|>micro-batches|>mini-batch|>samples/s|>over data parallel"
         columns += "|>over one device|>bubble|>memory by formula|>link load|prices"
         yield Table(
             columns,
@@ -68,6 +69,7 @@ class Compared(Result):
                     entry.num_devices,
                     entry.num_microbatches,
                     scaled(entry.minibatch_s, "s"),
+                    f"{self.batch / entry.minibatch_s:,.1f}",
                     _times(entry.over(parallel)),
                     _times(entry.over(alone)),
                     f"{entry.bubble_rate:.1%}",

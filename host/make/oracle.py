@@ -104,14 +104,21 @@ class Answers(Result):
         """The forecasts, and what is impossible."""
         return {
             "per": "epoch" if self.per_epoch else "mini-batch",
-            "strategies": [{**vars(each), "sentence": each.sentence} for each in self.found],
+            "strategies": [
+                {
+                    **vars(each),
+                    "samples_per_s": each.samples_per_s,
+                    "sentence": each.sentence,
+                }
+                for each in self.found
+            ],
             "refused": self.reasons,
         }
 
     def shown(self) -> Iterator[Table | str]:
         """A table, and a sentence for each strategy on the most devices."""
         columns = "strategy|>devices|>batch|>compute|>communication|>mini-batch"
-        columns += f"{'|>epoch' if self.per_epoch else ''}|>memory|>at most|by"
+        columns += f"{'|>epoch' if self.per_epoch else ''}|>samples/s|>memory|>at most|by"
         yield Table(
             columns,
             [
@@ -123,6 +130,7 @@ class Answers(Result):
                     scaled(each.communication_s, "s"),
                     scaled(each.minibatch_s or 0.0, "s"),
                     *([scaled(each.epoch_s or 0.0, "s")] if self.per_epoch else []),
+                    f"{each.samples_per_s:,.1f}",
                     scaled(each.memory_bytes, "B", 1024),
                     "-" if each.max_devices is None else each.max_devices,
                     each.level,

@@ -287,9 +287,11 @@ def test_compare_command(cli):
             ratio = base["minibatch_s"] / entry["minibatch_s"]
             assert entry[name] == (ratio if entry["level"] == base["level"] else None)
         assert 0 <= entry["link_load"] <= 1 + 1e-9
+        assert entry["samples_per_s"] * entry["minibatch_s"] == pytest.approx(value["batch"])
     code, out, _ = cli("compare", NETWORK, "--board", "u280", "--devices", "2")
     assert code == 0
     assert "over data parallel" in out
+    assert "samples/s" in out
     assert {name for name, entry in entries.items() if entry["level"] == "estimate"} == {"fbp-as"}
 
 

@@ -160,6 +160,7 @@ def test_command(cli, files):
     assert code == 0
     value = json.loads(out)
     first = value["strategies"][0]
+    assert first["samples_per_s"] == first["batch"] / first["minibatch_s"]
     assert first.keys() == {
         "name",
         "devices",
@@ -173,6 +174,7 @@ def test_command(cli, files):
         "minibatch_s",
         "epoch_s",
         "efficiency",
+        "samples_per_s",
         "sentence",
     }
     assert (first["name"], first["devices"]) == ("data", 2)
