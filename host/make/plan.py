@@ -97,6 +97,11 @@ class Planned(Result):
         return self.plan.batch / self.plan.predicted.minibatch_s
 
     @property
+    def sure_per_s(self) -> float:
+        """Samples a second of which its prices can be sure, by `rank`."""
+        return self.plan.batch / rank(self.plan)
+
+    @property
     def upload_s(self) -> float:
         """Seconds in which the host writes the inputs of a mini-batch, before the devices start.
 
@@ -247,8 +252,8 @@ class PlannedDegrees(Result):
     reason: str
 
     @property
-    def samples_per_s(self) -> float:
-        """Samples of a mini-batch in a second."""
+    def sure_per_s(self) -> float:
+        """Samples a second, to compare degrees with other degrees; all are by formulas."""
         return self.found.batch / self.found.step_s
 
     def to_dict(self) -> dict[str, Any]:

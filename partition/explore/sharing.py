@@ -25,7 +25,8 @@ class Way:
     ideal_per_s : float or None
         Samples a second by formulas if all nodes were always at work; None if that was not asked.
     planned_per_s : float or None
-        Samples a second of the fastest plan; None if it was not planned.
+        Samples a second of which the prices of the fastest plan can be sure: those of its programs,
+        fewer than formulas say. None if it was not planned.
     """
 
     nodes: int
@@ -34,11 +35,11 @@ class Way:
 
 
 class Rated(Protocol):
-    """What says how many samples of a mini-batch it does in a second."""
+    """What says how many samples it does in a second."""
 
     @property
-    def samples_per_s(self) -> float:
-        """Samples of a mini-batch in a second."""
+    def sure_per_s(self) -> float:
+        """Samples a second of which its prices can be sure."""
 
 
 Place = TypeVar("Place")
@@ -86,7 +87,7 @@ def fastest_sharing(
     planned: dict[int, Answer] = {}
 
     def per_s(at: int) -> float:
-        return planned[at].samples_per_s if at in planned else 0.0
+        return planned[at].sure_per_s if at in planned else 0.0
 
     reason: UserError | None = None
     start = min(num_dies, len(clusters)) - 1

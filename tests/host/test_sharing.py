@@ -1,14 +1,18 @@
 """How many nodes a board gets where the user leaves that open: what is planned, and what not."""
 
+import copy
 import json
 from types import SimpleNamespace
 
 import pytest
 
-from fpgapipe.boards.cluster import ways_to_share
+import fpgapipe
+from fpgapipe.boards.cluster import chain_of, ways_to_share
 from fpgapipe.boards.library import load_board
 from fpgapipe.errors import UserError
+from fpgapipe.host.make import plan as plan_module
 from fpgapipe.host.make.networks import loader
+from fpgapipe.host.make.planning import LEFT_OUT
 from fpgapipe.partition.explore import sharing
 from fpgapipe.partition.explore.explorer import Request
 from fpgapipe.partition.explore.sharing import fastest_sharing, ways_told
@@ -30,7 +34,7 @@ def searched(monkeypatch, ideals, rates):
         asked.append(at + 1)
         if rates[at] is None:
             raise UserError(f"{at + 1} nodes do not fit")
-        return SimpleNamespace(samples_per_s=rates[at], nodes=at + 1)
+        return SimpleNamespace(sure_per_s=rates[at], nodes=at + 1)
 
     monkeypatch.setattr(
         sharing, "_ideal_per_s", lambda cluster, _: ideals[len(cluster.device_names) - 1]
@@ -95,6 +99,34 @@ def test_a_board_alone_is_shared(cli):
     best = max(ways, key=lambda nodes: ways[nodes] or 0)
     assert ways[2] is not None  # one a die
     assert len({node["device"] for stage in found["stages"] for node in stage["nodes"]}) <= best
+
+
+def test_formulas_are_not_taken_for_programs(monkeypatch):
+    """An estimate of one number of nodes is no reason to leave programs of another one."""
+    programs = {1: 20.0, 2: 30.0, 3: 32.0}
+    plans = {}
+
+    def planned(network, cluster, **options):
+        nodes = len(cluster.device_names)
+        found = plans[nodes] = copy.copy(known)
+        seconds = 8 / programs.get(nodes, 40.0)
+        predicted = known.plan.predicted.model_copy(
+            update={"minibatch_s": seconds, "level": "machine" if nodes in programs else "estimate"}
+        )
+        object.__setattr__(found, "plan", known.plan.model_copy(update={"predicted": predicted}))
+        return found
+
+    one = chain_of(load_board("u280"), 1)
+    known = fpgapipe.plan("digits-cnn", one, batch=8, micro_batches=1, schedule="gpipe")
+    monkeypatch.setattr(sharing, "_ideal_per_s", lambda request, _: 100.0 + len(
+        request.cluster.device_names
+    ))  # fmt: skip
+    monkeypatch.setattr(plan_module, "plan", planned)
+    found = fpgapipe.plan_board("digits-cnn", load_board("u280"), batch=8)
+    assert found.plan == plans[3].plan  # 40 samples/s of four nodes are by formulas
+    assert 4 in plans
+    found_per_s = [way.planned_per_s for way in found.ways if way.planned_per_s]
+    assert found_per_s == pytest.approx([30.0, 32.0, 40.0 / LEFT_OUT])
 
 
 def test_what_a_node_does_alone_needs_no_room_for_the_rest():
