@@ -44,6 +44,16 @@ def cli(capsys, monkeypatch):
 
 
 @pytest.fixture
+def site(tmp_path, monkeypatch):
+    """A folder in which packages are found, whose modules are forgotten afterwards."""
+    from plugin_cases import forgotten
+
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with forgotten(tmp_path):
+        yield tmp_path
+
+
+@pytest.fixture
 def interruptible():
     """Let Ctrl-C and a hang-up do what they do, also where a shell or nohup has them ignored."""
     interrupt = signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import sys
 from pathlib import Path
 
 import plugin_cases
@@ -229,9 +228,8 @@ class TestFinding:
 
 
 @pytest.fixture
-def offer(tmp_path, monkeypatch):
+def offer(site):
     """Install packages that offer boards: ``offer(package, board, file's board or None)``."""
-    monkeypatch.syspath_prepend(str(tmp_path))
 
     def install(package: str, board: str, content: str | None, module: str | None = None) -> None:
         files = {}
@@ -239,11 +237,9 @@ def offer(tmp_path, monkeypatch):
             text = (FOLDER / "ulx3s.yaml").read_text().replace("name: ulx3s", f"name: {content}")
             files[f"{board}.yaml"] = text
         entries = {"fpgapipe.boards": {board: module or package}}
-        plugin_cases.install(tmp_path, package, files, entries)
+        plugin_cases.install(site, package, files, entries)
 
-    yield install
-    for package in [name for name in sys.modules if name.startswith("fpgapipe_test_")]:
-        del sys.modules[package]
+    return install
 
 
 class TestEntryPoints:

@@ -69,17 +69,15 @@ runs({name!r})(lambda layer, around: ActivationUnit((layer,)))
 """
 
 
-def test_other_packages_register_units(tmp_path, monkeypatch):
-    monkeypatch.syspath_prepend(str(tmp_path))
+def test_other_packages_register_units(site):
     files, entries = {"odd.py": ODD_UNIT.format(name="odd")}, {"odd": "fpgapipe_test_odd.odd"}
-    install(tmp_path, "fpgapipe_test_odd", files, {"fpgapipe.operators": entries})
+    install(site, "fpgapipe_test_odd", files, {"fpgapipe.operators": entries})
     assert [unit.name for unit in units_of(clipped())] == ["fc", "clip", "logits"]
 
 
-def test_a_package_with_a_unit_that_there_is_already(tmp_path, monkeypatch):
-    monkeypatch.syspath_prepend(str(tmp_path))
+def test_a_package_with_a_unit_that_there_is_already(site):
     files, entries = {"odd.py": ODD_UNIT.format(name="conv")}, {"odd": "fpgapipe_test_taken.odd"}
-    install(tmp_path, "fpgapipe_test_taken", files, {"fpgapipe.operators": entries})
+    install(site, "fpgapipe_test_taken", files, {"fpgapipe.operators": entries})
     with left_out() as found:
         assert units_of(built_in("lenet5", 1))
     assert found == [

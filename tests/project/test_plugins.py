@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 from click.testing import CliRunner
 from package_cases import target_of
-from plugin_cases import forgotten, install, left_out
+from plugin_cases import install, left_out
 
 from fpgapipe import plugins
 from fpgapipe.boards.address import Address
@@ -42,14 +42,6 @@ from fpgapipe.plugins import Registry, instance_of, subclass_of
 
 FOLDER = Path(__file__).parents[2] / "examples" / "clusters"
 GROUP = "fpgapipe.test_colours"
-
-
-@pytest.fixture
-def site(tmp_path, monkeypatch):
-    """A folder in which packages are found, whose modules are forgotten afterwards."""
-    monkeypatch.syspath_prepend(str(tmp_path))
-    with forgotten(tmp_path):
-        yield tmp_path
 
 
 def offer(site, value, text="", *, name="teal", package="fpgapipe_test_paint"):
