@@ -163,8 +163,26 @@ class Memory(Block):
     ]
     bandwidth_bytes_per_s: Bandwidth
     source: Source
+    sustained_bytes_per_s: Bandwidth | None = None
+    sustained_source: Source | None = None
     latency_s: Latency
     latency_source: Source
+
+    def faults(self) -> Iterator[tuple[Loc, str]]:
+        """Check that the sustained rate has a source, and is none that the memory cannot have."""
+        sustained = self.sustained_bytes_per_s
+        if (sustained is None) != (self.sustained_source is None):
+            yield (), "must have both 'sustained_bytes_per_s' and 'sustained_source', or neither"
+        if sustained is not None and sustained > self.bandwidth_bytes_per_s:
+            yield (
+                ("sustained_bytes_per_s",),
+                f"must be at most bandwidth_bytes_per_s, {self.bandwidth_bytes_per_s:g} bytes/s",
+            )
+
+    @property
+    def rate_bytes_per_s(self) -> float:
+        """Rate of one channel in bytes/s: as it was measured, or the peak where nobody did."""
+        return self.sustained_bytes_per_s or self.bandwidth_bytes_per_s
 
     def spec(self) -> MemorySpec:
         """Return the memories as the planner sees them."""
@@ -173,7 +191,7 @@ class Memory(Block):
             kind=self.kind,
             count=self.count,
             size_bytes=self.size_bytes,
-            bandwidth_bytes_per_s=self.bandwidth_bytes_per_s,
+            bandwidth_bytes_per_s=self.rate_bytes_per_s,
             latency_s=self.latency_s,
         )
 
@@ -403,7 +421,7 @@ def _sources_within(value: Any, loc: Loc) -> Iterator[tuple[Loc, str]]:
             yield from _sources_within(item, (*loc, index))
     elif isinstance(value, dict):
         for key, item in value.items():
-            if key in {"source", "latency_source", "die_source"} and isinstance(item, str):
+            if (key == "source" or key.endswith("_source")) and isinstance(item, str):
                 yield (*loc, key), item
             elif loc or key != "sources":
                 yield from _sources_within(item, (*loc, key))

@@ -121,15 +121,19 @@ class BoardSheet(Result):
         if board.memory:
             yield ""
             yield Table(
-                "memory|kind|>channels|>size each|>bandwidth each|>latency|source|"
-                "source of latency",
+                "memory|kind|>channels|>size each|>peak each|>sustained each|>latency|source|"
+                "source of latency|source of sustained",
                 [
                     _group_row(
                         group,
                         group.kind,
                         scaled(group.size_bytes, "B", 1024),
                         scaled(group.bandwidth_bytes_per_s, "B/s"),
+                        scaled(group.sustained_bytes_per_s, "B/s")
+                        if group.sustained_bytes_per_s
+                        else "not measured",
                     )
+                    + [group.sustained_source or ""]
                     for group in board.memory
                 ],
             )

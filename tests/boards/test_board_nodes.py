@@ -64,7 +64,7 @@ def test_nodes_share_a_board(name):
         for node in nodes if count > 1 else ():
             assert node.spec.memory_bytes == len(node.channels) * memory.size_bytes
             # One port of the core drives one channel's worth of rate.
-            assert node.spec.memory_bytes_per_s == memory.bandwidth_bytes_per_s
+            assert node.spec.memory_bytes_per_s == memory.rate_bytes_per_s
             assert len(node.channels) < 4 or node.channels[0] % 4 == 0
         if count > 1:
             assert nodes[0].ports[:1] == tuple(ends.get(key) for key in ("enters",) if key in ends)

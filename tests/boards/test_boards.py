@@ -49,6 +49,7 @@ class TestEveryBoard:
         blocks += [*board.shell, *board.memory, *board.links]
         sources = [block.source for block in blocks]
         sources += [block.latency_source for block in [*board.memory, *board.links]]
+        sources += [each.sustained_source for each in board.memory if each.sustained_source]
         for source in sources:
             is_estimate = source.startswith(ESTIMATE)
             assert source in board.sources or (is_estimate and len(source) > 20), source
@@ -116,7 +117,7 @@ def test_totals_of_a_device():
     assert spec.name == "u280"
     assert spec.dsp_kind == "DSP48E2"
     assert spec.memory_bytes == 8 * 2**30
-    assert spec.memory_bytes_per_s == pytest.approx(14.375e9)
+    assert spec.memory_bytes_per_s == pytest.approx(13.28e9)  # of 14.375, as it was measured
     assert spec.lut == sum(die.lut for die in spec.dies)
     assert spec.on_chip_bytes == spec.bram36 * 4608 + spec.uram * 36_864
     assert spec.num_ports == 2
@@ -127,7 +128,7 @@ def test_totals_of_a_device():
 @pytest.mark.parametrize(
     ("name", "memory", "size_bytes", "bytes_per_s"),
     [
-        ("u55c", "hbm", 16 << 30, 14.375e9),
+        ("u55c", "hbm", 16 << 30, 13.28e9),
         ("vcu118", "ddr4", 2 << 30, 19.2e9),  # one of two
         ("kv260", "ps-ddr4", 4 << 30, 16 * 250e6),
         ("zcu102", "ps-ddr4", 4 << 30, 16 * 250e6),  # and not what the fabric has of its own

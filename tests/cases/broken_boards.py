@@ -147,6 +147,12 @@ BROKEN_BOARDS: list[tuple[str, str]] = [
     ("19.2 GB/s", "0 GB/s"),
     ("kind: ddr4", "kind: DDR4"),
     ("count: 2\n    size", "count: 0\n    size"),
+    ("latency_s: 100 ns", "latency_s: 100 ns\n    sustained_bytes_per_s: 17 GB/s"),
+    ("latency_s: 100 ns", "latency_s: 100 ns\n    sustained_source: ds"),
+    (
+        "latency_s: 100 ns",
+        "latency_s: 100 ns\n    sustained_bytes_per_s: 20 GB/s\n    sustained_source: ds",
+    ),
     ("latency_s: 100 ns", "latency_s: -1 ns"),
     ("latency_s: 100 ns", "latency_s: 2"),
     ("latency_s: 100 ns", "latency_ns: 100"),

@@ -85,7 +85,7 @@ def test_wires_and_memories_are_the_boards():
     assert (wire.phy_bytes, wire.latency_cycles) == (64, 150)
     one, other = memory_specs(plan)
     assert one == other
-    assert one.bytes_per_cycle == pytest.approx(14.375e9 / 300e6)  # one port; the bus has 64
+    assert one.bytes_per_cycle == pytest.approx(13.28e9 / 300e6)  # one port; the bus has 64
     assert one.latency_cycles == 42  # 137.8 ns
 
 

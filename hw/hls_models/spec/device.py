@@ -85,7 +85,7 @@ class MemorySpec:
     size_bytes : int
         Capacity of one channel.
     bandwidth_bytes_per_s : float
-        Peak bandwidth of one channel, reads and writes together.
+        Bandwidth of one channel, reads and writes together: what was measured, else the peak.
     latency_s : float
         Time from a read request at the controller to the first data.
     """
