@@ -123,19 +123,7 @@ class BoardSheet(Result):
             yield Table(
                 "memory|kind|>channels|>size each|>peak each|>sustained each|>latency|source|"
                 "source of latency|source of sustained",
-                [
-                    _group_row(
-                        group,
-                        group.kind,
-                        scaled(group.size_bytes, "B", 1024),
-                        scaled(group.bandwidth_bytes_per_s, "B/s"),
-                        scaled(group.sustained_bytes_per_s, "B/s")
-                        if group.sustained_bytes_per_s
-                        else "not measured",
-                    )
-                    + [group.sustained_source or ""]
-                    for group in board.memory
-                ],
+                [_memory_row(group) for group in board.memory],
             )
         if board.links:
             yield ""
@@ -208,6 +196,19 @@ def _node_parts(shared: BoardNodes) -> Iterator[Table | str]:
     least = min(nodes, key=lambda node: node.spec.lut)
     if len(nodes) > 1:
         yield f"{least.die or 'the board'} binds: its nodes have {least.spec.lut:,} LUT each"
+
+
+def _memory_row(memory: Memory) -> list[object]:
+    """What is known of equal channels of memory."""
+    measured = memory.sustained_bytes_per_s
+    row = _group_row(
+        memory,
+        memory.kind,
+        scaled(memory.size_bytes, "B", 1024),
+        scaled(memory.bandwidth_bytes_per_s, "B/s"),
+        scaled(measured, "B/s") if measured else "not measured",
+    )
+    return [*row, memory.sustained_source or ""]
 
 
 def _group_row(group: Memory | LinkGroup, kind: str, *quantities: str) -> list[object]:
