@@ -57,6 +57,7 @@ from fpgapipe.lowering.program.pipeline import PipelineProgram
 from fpgapipe.lowering.units.step_options import StepOptions
 from fpgapipe.network import graph_json
 from fpgapipe.network.graph import NetworkError
+from fpgapipe.partition.placed_nodes import PlacedNodes
 from fpgapipe.partition.plan import Plan
 from fpgapipe.partition.plan_version_3 import is_version_3
 from fpgapipe.partition.pricing.machine import lower_plan, price_plan
@@ -161,12 +162,13 @@ class Build:
         ``bram36``, ``uram`` and ``dsp``.
         """
         found = []
-        for node, core in zip(self.plan.nodes, self.cores, strict=True):
+        placed = PlacedNodes.of(self.plan, self.cluster)
+        for node, device, core in zip(self.plan.nodes, placed.devices, self.cores, strict=True):
             value = read_json(
                 self.folder / HARDWARE / f"{core_name(core)}.json", MAX_BYTES[".json"]
             )
             head = {"core": value["core"], "board": node.board, "basis": value["basis"]}
-            found.append(head | value["boards"][node.board])
+            found.append(head | value["boards"][device.place])
         return found
 
     @functools.cached_property

@@ -35,8 +35,8 @@ def core_name(core: CoreSpec) -> str:
 
 
 def resources_json(core: CoreSpec, devices: Iterable[DeviceSpec]) -> str:
-    """JSON text with the resources that a core takes on each of its boards, sorted by name."""
-    boards = {device.name: on_board(core, device) for device in devices}
+    """JSON text with the resources that a core takes on each board, or share of a board."""
+    boards = {device.place: on_board(core, device) for device in devices}
     value = {
         "core": core_name(core),
         "parameters": dataclasses.asdict(core),

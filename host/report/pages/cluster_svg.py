@@ -9,6 +9,7 @@ from fpgapipe.host.report.drawing.elements import Cell, Heading, Section, table,
 from fpgapipe.host.report.drawing.timetable import counted, duration, percent
 from fpgapipe.host.report.pages.subject import Subject, array_words
 from fpgapipe.host.terminal.console import count, scaled
+from fpgapipe.hw.hls_models.spec.on_chip import ON_CHIP
 from fpgapipe.lowering.memory.sharing import Category
 
 PER_ROW = 4
@@ -52,6 +53,16 @@ def _picture(subject: Subject) -> Iterator[str]:
         f'<svg class="cluster" viewBox="0 0 {width} {height}" style="max-width:{width}px" '
         f'role="img" aria-label="{label}">'
     )
+    for first, last in _shared_boards(subject, drawn, across):
+        x, y = (
+            _PAD + first % across * (card + gap),
+            _PAD + first // across * (_CARD_HEIGHT + _ROW_GAP),
+        )
+        reach = (last - first) * (card + gap) + card
+        yield (
+            f'<rect class="board" x="{x - 6}" y="{y - 6}" width="{reach + 12}" '
+            f'height="{_CARD_HEIGHT + 12}" rx="14"/>'
+        )
     for i in range(drawn):
         x = _PAD + i % across * (card + gap)
         y = _PAD + i // across * (_CARD_HEIGHT + _ROW_GAP)
@@ -63,6 +74,18 @@ def _picture(subject: Subject) -> Iterator[str]:
         else:
             yield from _turn(subject, i, x + card / 2, y + _CARD_HEIGHT, _PAD + card / 2)
     yield "</svg>\n"
+
+
+def _shared_boards(subject: Subject, drawn: int, across: int) -> Iterator[tuple[int, int]]:
+    """The first and the last node of each row's part of a board that several nodes share."""
+    links = subject.placed.links
+    joined = [link.protocol == ON_CHIP for link in links[: drawn - 1]]
+    first = 0
+    for i in range(drawn):
+        if i + 1 == drawn or not joined[i] or (i + 1) % across == 0:
+            if first < i or (first and joined[first - 1]) or (i + 1 < drawn and joined[i]):
+                yield first, i
+            first = i + 1
 
 
 def _card(subject: Subject, i: int, x: float, y: float, width: int) -> Iterator[str]:
@@ -80,7 +103,8 @@ def _card(subject: Subject, i: int, x: float, y: float, width: int) -> Iterator[
         return f'<text class="{css}" x="{left}" y="{y + at:g}">{text(_cut(words, chars))}</text>'
 
     yield line(29, _cut(node.device, (width - 100) // 9), "name")
-    yield line(47, f"{node.board}, {scaled(node.spec.clk_hz, 'Hz')}", "soft")
+    where = f"{node.board}, {device.dies[0].name}" if device.is_share else node.board
+    yield line(47, f"{where}, {scaled(node.spec.clk_hz, 'Hz')}", "soft")
     yield line(71, f"{array_words(core)} array, {core.vector_lanes} lanes")
     yield line(88, f"{scaled(core.scratchpad.size_bytes, 'B', 1024)} scratchpad", "soft")
     layers = textwrap.wrap(", ".join(names), chars, break_on_hyphens=False)
@@ -100,7 +124,8 @@ def _card(subject: Subject, i: int, x: float, y: float, width: int) -> Iterator[
     )
     used = scaled(node.memory_bytes, "B", 1024)
     room = scaled(device.memory_bytes, "B", 1024)
-    yield line(195, f"{used} of {room} memory", "soft")
+    rate = scaled(device.memory_bytes_per_s, "B/s")
+    yield line(195, f"{used} of {room} at {rate}", "soft")
     yield "</g>"
 
 

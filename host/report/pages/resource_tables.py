@@ -116,7 +116,9 @@ def _kinds(subject: Subject) -> list[tuple[list[str], str, BoardReport]]:
     for index, each in enumerate(subject.build.resources):
         node = subject.plan.nodes[index]
         key = (node.board, json.dumps(each, sort_keys=True))
-        title = f"{array_words(node.core)} array on {text(node.board)}"
+        device = subject.placed.devices[index]
+        share = f", {device.dies[0].name}" if device.is_share else ""
+        title = f"{array_words(node.core)} array on {text(node.board + share)}"
         if key not in kinds:
             kinds[key] = ([], title, BoardReport.model_validate(each))
         kinds[key][0].append(node.device)

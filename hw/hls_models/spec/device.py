@@ -8,6 +8,8 @@ that a design cannot use have been deducted already.
 import math
 from dataclasses import dataclass
 
+from fpgapipe.hw.hls_models.spec.on_chip import ON_CHIP
+
 BRAM36_BYTES = 36 * 1024 // 8
 """Bytes of one 36 kbit block RAM, parity bits included (they hold data in the wide shapes)."""
 
@@ -225,6 +227,18 @@ class DeviceSpec:
     def memory_bytes_per_s(self) -> float:
         """Peak bandwidth of the memory outside the fabric, all channels together."""
         return sum(memory.count * memory.bandwidth_bytes_per_s for memory in self.memories)
+
+    @property
+    def is_share(self) -> bool:
+        """Whether this is one of several nodes of a board."""
+        return any(port.protocol == ON_CHIP for port in self.ports)
+
+    @property
+    def place(self) -> str:
+        """Its board, and for a share of one the die with its LUTs, which tell shares apart."""
+        return "/".join(
+            (self.name, self.dies[0].name, str(self.lut)) if self.is_share else (self.name,)
+        )
 
     @property
     def num_ports(self) -> int:
