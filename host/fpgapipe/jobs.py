@@ -63,6 +63,7 @@ def results(
     function: Callable[..., Result],
     jobs: Sequence[tuple[Any, ...]],
     on_step: Callable[[int, int], object] = lambda done, total: None,
+    kept: list[Result] | None = None,
 ) -> list[Result]:
     """Call a function with each of some arguments.
 
@@ -74,6 +75,9 @@ def results(
         Arguments of each call. Those that take longest should come first.
     on_step : function
         Called with the number of calls that are done and of all.
+    kept : list, optional
+        Gets the results from the first on, also if the user ends the search: for who shows what is
+        there.
 
     Returns
     -------
@@ -86,8 +90,8 @@ def results(
         What the first call in this order raises, whichever call has ended first.
     """
     pools = _pools.get()
+    found: list[Result] = [] if kept is None else kept
     if pools is None or len(jobs) < 2:
-        found = []
         for number, job in enumerate(jobs):
             on_step(number, len(jobs))
             found.append(function(*job))
@@ -96,7 +100,7 @@ def results(
     before = _pools.set(None)
     try:
         with pools() as pool:
-            return _shared(pool, function, jobs, on_step)
+            return _shared(pool, function, jobs, on_step, found)
     finally:
         _pools.reset(before)
 
@@ -106,6 +110,7 @@ def _shared(
     function: Callable[..., Result],
     jobs: Sequence[tuple[Any, ...]],
     on_step: Callable[[int, int], object],
+    found: list[Result],
 ) -> list[Result]:
     """Do jobs from the last one on while other processes do them from the first one on."""
     from concurrent.futures import Future
@@ -134,12 +139,16 @@ def _shared(
                     done.set_result(function(*jobs[number]))
                 except Exception as error:  # an earlier job may raise another one
                     done.set_exception(error)
-        found = []
         for number, future in enumerate(futures):
             found.append(mine.get(number, future).result())
             tell()
     except BaseException:
         for future in futures:
             future.cancel()
+        for number in range(len(found), len(jobs)):
+            done = mine.get(number, futures[number])
+            if not done.done() or done.cancelled() or done.exception():
+                break
+            found.append(done.result())
         raise
     return found

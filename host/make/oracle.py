@@ -64,6 +64,8 @@ class Answers(Result):
     found : list of Forecast
     refused : dict of str to list of int
         Numbers of devices that are impossible, by strategy and reason.
+    is_whole : bool
+        Whether all was asked; it was not if the user ended the search.
     """
 
     RECORDS: ClassVar[str] = "strategies"
@@ -72,6 +74,7 @@ class Answers(Result):
     per_epoch: bool
     found: list[Forecast] = field(default_factory=list)
     refused: dict[str, list[int]] = field(default_factory=dict)
+    is_whole: bool = True
 
     def ask(
         self,
@@ -82,10 +85,18 @@ class Answers(Result):
     ) -> None:
         """Ask about all strategies on all numbers of devices.
 
-        The answers of `answer`, a function of a module or a partial of one, are `jobs`.
+        The answers of `answer`, a function of a module or a partial of one, are `jobs`. Where the
+        user ends the search, the answers that are there stay.
         """
         asked = [(answer, name, devices) for name in names for devices in numbers]
-        for (_, name, devices), found in zip(asked, results(_found, asked, on_step), strict=True):
+        answers: list[Forecast | str] = []
+        try:
+            results(_found, asked, on_step, answers)
+        except KeyboardInterrupt:
+            if not any(isinstance(each, Forecast) for each in answers):
+                raise
+            self.is_whole = False
+        for (_, name, devices), found in zip(asked, answers, strict=False):
             if isinstance(found, str):
                 self.refused.setdefault(f"{name}: {found}", []).append(devices)
             else:
@@ -113,6 +124,7 @@ class Answers(Result):
                 for each in self.found
             ],
             "refused": self.reasons,
+            "is_whole": self.is_whole,
         }
 
     def shown(self) -> Iterator[Table | str]:
@@ -145,6 +157,8 @@ class Answers(Result):
             yield each.sentence
         for reason in self.reasons:
             yield f"left out: {reason}"
+        if not self.is_whole:
+            yield "the search was ended before all was tried"
 
     def plot(self, *, as_page: bool = False) -> str:
         """Text of a picture of speed over the number of devices: SVG, or a page."""

@@ -69,6 +69,27 @@ def test_the_error_is_that_of_the_first_job_in_order(count):
         results(root, jobs)
 
 
+@pytest.mark.parametrize("count", [0, 2])
+def test_results_are_kept_when_the_user_ends_the_search(count):
+    """Those from the first one on, without a gap."""
+
+    def job(number):
+        if number == 3:
+            time.sleep(0.2)
+            raise KeyboardInterrupt
+        return number
+
+    @contextmanager
+    def threads():
+        with ThreadPoolExecutor(count) as pool:
+            yield pool
+
+    kept = []
+    with sharing(threads) if count else nullcontext(), pytest.raises(KeyboardInterrupt):
+        results(job, [(number,) for number in range(6)], kept=kept)
+    assert kept == [0, 1, 2]
+
+
 def test_what_was_not_begun_is_left_out_after_an_error():
     begun = []
     last_has_begun = threading.Event()

@@ -10,6 +10,7 @@ import pytest
 import fpgapipe
 from fpgapipe import UserError
 from fpgapipe.host.make import build as making
+from fpgapipe.host.make import oracle as oracle_module
 from fpgapipe.host.make.planning import rank
 from fpgapipe.host.make.run import Asked
 from fpgapipe.hw.hls_models.spec.core_spec import NoRoom
@@ -286,3 +287,21 @@ def test_an_estimate_is_preferred_only_where_it_cannot_be_slower():
         ),
     )
     assert by_rank == [("estimate", 0.5), ("machine", 1.5), ("estimate", 1.0), ("machine", 1.7)]
+
+
+def test_answers_that_are_there_stay_when_the_user_ends_the_oracle(monkeypatch):
+    def ended(machine, samples, name, devices):
+        if name == "pipeline":
+            raise KeyboardInterrupt
+        return forecast(machine, name, devices)
+
+    forecast = oracle_module.ask
+    monkeypatch.setattr(oracle_module, "_of_machine", ended)
+    answers = fpgapipe.oracle(
+        "digits-cnn", [1, 2], board="u280", array=(8, 8), batch=8, strategies=["data", "pipeline"]
+    )
+    assert [(each.name, each.devices) for each in answers.found] == [("data", 1), ("data", 2)]
+    assert not answers.to_dict()["is_whole"]
+    assert str(answers).endswith("the search was ended before all was tried")
+    with pytest.raises(KeyboardInterrupt):
+        fpgapipe.oracle("digits-cnn", [1], board="u280", array=(8, 8), strategies=["pipeline"])
