@@ -13,11 +13,13 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
+import operator
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
+from fpgapipe.errors import UserError, shown
 from fpgapipe.hw.hls_models.spec.device import ClusterSpec, DeviceSpec
 from fpgapipe.hw.hls_models.spec.node import NodeSpec
 from fpgapipe.jobs import results
@@ -72,6 +74,10 @@ CORES_TRIED = 8
 """Number of cores that are tried per board: those that run the whole network fastest."""
 
 
+MOST_CELLS = 1024
+"""Most rows and most columns of an array that may be asked for."""
+
+
 @dataclass(frozen=True)
 class Request:
     """The question to the planner.
@@ -122,6 +128,20 @@ class Request:
     order: Schedule | None = None
     merges: bool = False
     options: StepOptions | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse an array that is no pair of numbers, as Python may give one."""
+        if self.array is None:
+            return
+        try:
+            rows, cols = map(operator.index, self.array)
+        except (TypeError, ValueError):
+            rows = cols = 0
+        if not (1 <= rows <= MOST_CELLS and 1 <= cols <= MOST_CELLS):
+            raise UserError(
+                f"the array must be a pair of whole numbers, rows and columns, each 1.."
+                f"{MOST_CELLS}, such as (8, 8), not {shown(self.array)}"
+            )
 
     @property
     def step_options(self) -> StepOptions:

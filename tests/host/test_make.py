@@ -305,3 +305,9 @@ def test_answers_that_are_there_stay_when_the_user_ends_the_oracle(monkeypatch):
     assert str(answers).endswith("the search was ended before all was tried")
     with pytest.raises(KeyboardInterrupt):
         fpgapipe.oracle("digits-cnn", [1], board="u280", array=(8, 8), strategies=["pipeline"])
+
+
+@pytest.mark.parametrize("array", ["16x32", "16", (16,), (16.0, 32), (0, 16), (8, 4096), 8])
+def test_an_array_is_a_pair_of_whole_numbers(chain, array):
+    with pytest.raises(UserError, match=r"^the array must be a pair of whole numbers, .*\(8, 8\)"):
+        fpgapipe.plan("digits-cnn", chain, batch=8, array=array)
