@@ -278,6 +278,7 @@ def cases(numbers: Sequence[int], seed: int, scratch: Path) -> Iterator[dict[str
 
 def main() -> int:
     """Print the figures; returns the exit code."""
+    os.environ["OMP_NUM_THREADS"] = "1"  # a fork would wait for threads of the model
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--cases", type=int, default=10_000)
     parser.add_argument("--seed", type=int, default=0)

@@ -296,6 +296,7 @@ def lost_of(name: str, code: int, expected: Expected, folder: Path) -> str:
 
 def main() -> int:
     """Print the figures."""
+    os.environ["OMP_NUM_THREADS"] = "1"  # a fork would wait for threads of the model
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--moments", type=int, default=200)
     parser.add_argument("--seed", type=int, default=0)

@@ -417,6 +417,7 @@ def verdicts(only: str = "", odd_things: tuple[str, ...] = tuple(ODD)) -> Iterat
 
 def main() -> int:
     """Print the verdicts."""
+    os.environ["OMP_NUM_THREADS"] = "1"  # a fork would wait for threads of the model
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", default="", metavar="WORD")
     parser.add_argument("--with-rights", action="store_true", help=argparse.SUPPRESS)
