@@ -7,7 +7,7 @@ import dataclasses
 import importlib.util
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -32,13 +32,12 @@ from fpgapipe.host.runtime.program_check import Verification, verify_programs
 from fpgapipe.host.terminal.console import Table, count, scaled
 from fpgapipe.host.terminal.progress import Progress, silent
 from fpgapipe.host.terminal.result import Result
-from fpgapipe.hw.hls_models.spec.core_spec import NoRoom
 from fpgapipe.hw.hls_models.spec.device import ClusterSpec
 from fpgapipe.lowering.memory.sharing import Category
 from fpgapipe.lowering.program.late_updates import late_options
 from fpgapipe.lowering.units.network_units import check_network
 from fpgapipe.lowering.units.step_options import StepOptions
-from fpgapipe.partition.cost.cores import RESOURCES
+from fpgapipe.partition.cost.cores import RESOURCES, with_room
 from fpgapipe.partition.explore.explorer import Request
 from fpgapipe.partition.explore.planned import one_link_each, with_larger_scratchpads
 from fpgapipe.partition.plan import Plan
@@ -370,15 +369,9 @@ class _Making:
                 is_large = sum(node.macs for node in plan.nodes) >= LARGE_MACS
                 with contextlib.suppress(UserError):  # another plan may have cores that can be made
                     begun.begin(list(dict.fromkeys(core_specs(plan))), is_large=is_large)
-            while True:
-                try:
-                    return dataclasses.replace(self.of(plan, begun), compared=found.compared)
-                except UserError as error:
-                    fits = not isinstance(error.__cause__, NoRoom)
-                    larger = None if fits else with_larger_scratchpads(plan, self.request.cluster)
-                    if larger is None:
-                        raise
-                    plan = larger
+            larger = partial(with_larger_scratchpads, cluster=self.request.cluster)
+            built = with_room(plan, lambda each: self.of(each, begun), larger)[1]
+            return dataclasses.replace(built, compared=found.compared)
 
     def planned(self) -> BestPlan:
         """The best plan of a pipeline with the smallest core that is nearly as fast."""

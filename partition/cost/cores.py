@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
+from fpgapipe.errors import UserError
 from fpgapipe.hw.hls_models.cycles.gemm import EngineSpec
 from fpgapipe.hw.hls_models.isa.instructions import WORD_BYTES
 from fpgapipe.hw.hls_models.isa.vector_op import LANES
@@ -26,6 +27,7 @@ from fpgapipe.hw.hls_models.resources.core_resources import (
 from fpgapipe.hw.hls_models.spec.core_spec import (
     LEAST_BANK_BYTES,
     CoreSpec,
+    NoRoom,
     ScratchpadSpec,
     VectorSpec,
 )
@@ -38,6 +40,9 @@ from fpgapipe.partition.cost.work_products import Formats
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+
+Asked = TypeVar("Asked")
+Answer = TypeVar("Answer")
 
 MOST_BURSTS, FEW_BURSTS = 64, 16
 """Bursts under way at a time in most cores, and in those with narrow ports of the scratchpad.
@@ -422,12 +427,45 @@ def with_links(node: NodeSpec, links: Sequence[LinkEndSpec]) -> NodeSpec:
     return replace(node, core=replace(core, links=ends))
 
 
-def with_larger_scratchpad(device: DeviceSpec, node: NodeSpec) -> NodeSpec | None:
+def with_room(
+    asked: Asked,
+    make: Callable[[Asked], Answer],
+    larger: Callable[[Asked], Asked | None],
+) -> tuple[Asked, Answer]:
+    """What is made of something with scratchpads, and that with room for a tiling of each layer.
+
+    The planner chooses the smallest scratchpad that costs no time. Whether there is a tiling of
+    each layer that fits it is known only when the layer's program is made.
+
+    Parameters
+    ----------
+    asked : object
+    make : callable
+    larger : callable
+        Returns what was asked with larger scratchpads; None if there is no room for them.
+    """
+    while True:
+        try:
+            return asked, make(asked)
+        except (UserError, NoRoom) as error:
+            has_no_room = isinstance(error, NoRoom) or isinstance(error.__cause__, NoRoom)
+            more = larger(asked) if has_no_room else None
+            if more is None:
+                raise
+            asked = more
+
+
+def with_larger_scratchpad(
+    device: DeviceSpec, node: NodeSpec, limit_bytes: int | None = None
+) -> NodeSpec | None:
     """The node with a scratchpad twice as large; None if the device has no room for it.
 
-    It has as many banks as its size fills, or as many as before if only these fit.
+    It has as many banks as its size fills, or as many as before if only these fit. It is not made
+    larger than the limit.
     """
     old = node.core.scratchpad
+    if limit_bytes and 2 * old.size_bytes > limit_bytes:
+        return None
     filled = _scratchpad(device, 2 * old.size_bytes, old.port_bytes, MOST_BANKS)
     for scratchpad in (filled, replace(old, bank_bytes=2 * old.bank_bytes)):
         core = replace(node.core, scratchpad=scratchpad)

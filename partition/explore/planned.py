@@ -107,16 +107,14 @@ def as_plan(
     )
 
 
-def with_larger_scratchpads(plan: Plan, cluster: ClusterSpec) -> Plan | None:
-    """The plan with scratchpads twice as large; None if a device has no room for that.
-
-    The planner chooses the smallest scratchpad that costs no time. Whether there is a tiling of
-    each layer that fits it is known only when the layer's program is made.
-    """
+def with_larger_scratchpads(
+    plan: Plan, cluster: ClusterSpec, limit_bytes: int | None = None
+) -> Plan | None:
+    """The plan with scratchpads twice as large; None if a device has no room for one."""
     nodes = []
     for node in plan.nodes:
         device = cluster.devices[cluster.device_names.index(node.device)]
-        larger = with_larger_scratchpad(device, node.spec)
+        larger = with_larger_scratchpad(device, node.spec, limit_bytes)
         if larger is None:
             return None
         nodes.append(node.model_copy(update={"spec": larger}))

@@ -16,7 +16,6 @@ from math import inf
 from typing import TYPE_CHECKING, Any
 
 from fpgapipe.errors import UserError
-from fpgapipe.hw.hls_models.spec.core_spec import NoRoom
 from fpgapipe.jobs import results
 from fpgapipe.lowering.schedule.schedule import ScheduleError, forward_only
 from fpgapipe.lowering.units.network_units import RefusedNetwork, check_network
@@ -31,12 +30,17 @@ from fpgapipe.partition.explore.explorer import (
     plan_one,
     splits_of,
 )
-from fpgapipe.partition.explore.planned import as_plan, with_larger_scratchpads
+from fpgapipe.partition.explore.planned import as_plan
 from fpgapipe.partition.explore.smallest import THROUGHPUT, explore_smallest
 from fpgapipe.partition.placed_nodes import PlacedNodes
 from fpgapipe.partition.plan import Plan, Prediction
 from fpgapipe.partition.pricing.layer_choice import Choice, priced_choice
-from fpgapipe.partition.pricing.machine import cycles_timed, is_soon_priced, price_plan
+from fpgapipe.partition.pricing.machine import (
+    cycles_timed,
+    is_soon_priced,
+    price_plan,
+    price_with_room,
+)
 from fpgapipe.partition.pricing.price_cache import remembered
 from fpgapipe.partition.schedule.built_schedules import check_schedule_kind
 from fpgapipe.partition.schedule.schedule_kinds import num_engines_of
@@ -508,10 +512,17 @@ def _priced_plans(
         found = _Tried(plan, plan.predicted, each.timeline.schedule.synchronous)
         if can_build and share * each.steady_s < limit_s and is_soon_priced(plan):
             try:
-                found = _exact(found, graph, request)
+                priced, _ = price_with_room(
+                    plan,
+                    graph,
+                    request.cluster,
+                    request.step_options,
+                    request.scratchpad_bytes,
+                )
             except UserError as error:  # a layer does not fit
                 faults.append(str(error))
             else:
+                found = replace(found, plan=priced, predicted=priced.predicted)
                 limit_s = min(limit_s, found.seconds)
         tried.append(found)
     return tried, faults
@@ -546,20 +557,3 @@ def _distinct(candidates: Iterable[Candidate]) -> list[Candidate]:
         stages = [(part.device, *sorted(part.layers)) for part in each.stages]
         found.setdefault((*stages, *order), each)
     return sorted(found.values(), key=lambda each: each.steady_s)
-
-
-def _exact(tried: _Tried, graph: Graph, request: Request) -> _Tried:
-    """A plan with what its programs take, in scratchpads with room for every layer."""
-    plan = tried.plan
-    while True:
-        try:
-            priced, _ = price_plan(plan, graph, request.cluster, options=request.step_options)
-        except UserError as error:
-            larger = with_larger_scratchpads(plan, request.cluster)
-            size = max(node.core.scratchpad.size_bytes for node in plan.nodes)
-            fits = larger and 2 * size <= (request.scratchpad_bytes or 2 * size)
-            if not isinstance(error.__cause__, NoRoom) or larger is None or not fits:
-                raise
-            plan = larger
-        else:
-            return replace(tried, plan=plan, predicted=priced.predicted)

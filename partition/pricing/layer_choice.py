@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 from fpgapipe.errors import UserError
-from fpgapipe.hw.hls_models.spec.core_spec import NoRoom
-from fpgapipe.partition.cost.cores import with_larger_scratchpad
+from fpgapipe.partition.cost.cores import with_larger_scratchpad, with_room
 from fpgapipe.partition.cost.cost import CostModel, LayerCost
 from fpgapipe.partition.pricing.layer_prices import LayerPrices
 from fpgapipe.partition.pricing.machine import MOST_CYCLES
@@ -58,15 +58,11 @@ def priced_choice(
             seconds = prices.num_microbatches * sum(each.total_s for each in estimates)
             if seconds * node.clk_hz > MOST_CYCLES:
                 return None
-            while device not in choice:
-                try:
-                    choice[device] = node, prices.costs(estimates, node)
-                except NoRoom:
-                    size = 2 * node.core.scratchpad.size_bytes
-                    larger = with_larger_scratchpad(device, node)
-                    if larger is None or size > (scratchpad_bytes or size):
-                        raise
-                    node = larger
+            choice[device] = with_room(
+                node,
+                partial(prices.costs, estimates),
+                partial(with_larger_scratchpad, device, limit_bytes=scratchpad_bytes),
+            )
     except (UserError, NotImplementedError):
         return None
     return choice

@@ -9,6 +9,7 @@ what `report` says of its build are the same numbers, because both come from her
 from __future__ import annotations
 
 from dataclasses import asdict, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,6 +21,8 @@ from fpgapipe.lowering.memory.layout import memory_bytes
 from fpgapipe.lowering.schedule.schedule import TaskKind
 from fpgapipe.lowering.units.step_options import GRADIENTS, StepOptions
 from fpgapipe.network.graph_json import to_json
+from fpgapipe.partition.cost.cores import with_room
+from fpgapipe.partition.explore.planned import with_larger_scratchpads
 from fpgapipe.partition.placed_nodes import PlacedNodes
 from fpgapipe.partition.plan import DATA_PARALLEL, Plan, Prediction
 from fpgapipe.partition.pricing.cycle_account import CycleAccount, accounts
@@ -201,6 +204,20 @@ def price_plan(
         level="machine",
     )
     return plan.with_nodes(nodes).model_copy(update={"predicted": predicted}), timeline
+
+
+def price_with_room(
+    plan: Plan,
+    graph: Graph,
+    cluster: ClusterSpec,
+    options: StepOptions,
+    scratchpad_bytes: int | None = None,
+) -> tuple[Plan, Timeline]:
+    """`price_plan` with scratchpads that have room for each layer, up to a limit if it is given."""
+    larger = partial(with_larger_scratchpads, cluster=cluster, limit_bytes=scratchpad_bytes)
+    return with_room(plan, lambda each: price_plan(each, graph, cluster, options=options), larger)[
+        1
+    ]
 
 
 def _price_shared_batch(

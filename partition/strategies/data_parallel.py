@@ -7,18 +7,16 @@ from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 from fpgapipe.errors import UserError
-from fpgapipe.hw.hls_models.spec.core_spec import NoRoom
 from fpgapipe.jobs import results
 from fpgapipe.lowering.schedule.schedule import ScheduleError
 from fpgapipe.lowering.units.network_units import refusals_of
-from fpgapipe.partition.cost.cores import with_larger_scratchpad
 from fpgapipe.partition.cost.cost import CostModel
 from fpgapipe.partition.explore.candidate import device_chain, on_every_device
 from fpgapipe.partition.explore.comparison import ring_seconds
 from fpgapipe.partition.explore.cut_problem import memory_fault
 from fpgapipe.partition.explore.explorer import KnownGraphs, core_choices, splits_of
 from fpgapipe.partition.explore.planned import as_plan
-from fpgapipe.partition.pricing.machine import is_soon_priced, price_plan
+from fpgapipe.partition.pricing.machine import is_soon_priced, price_with_room
 from fpgapipe.partition.search.problem import PlanError, Refusals
 
 if TYPE_CHECKING:
@@ -209,7 +207,7 @@ def priced_best(
     refusals = Refusals()
     waiting = iter(enumerate(candidates))
     while True:
-        jobs: list[tuple[Request, Graph, Candidate, Planned, Plan]] = []
+        jobs: list[tuple[Request, Graph, Plan]] = []
         steps = []
         for step, (candidate, planned) in waiting:
             assert candidate.microbatch is not None
@@ -221,7 +219,7 @@ def priced_best(
             if refusals_of(graph, train=request.train):
                 break
             if is_soon_priced(plan):
-                jobs.append((known, graph, candidate, planned, plan))
+                jobs.append((known, graph, plan))
                 steps.append(step)
             if len(jobs) == PRICED:
                 break
@@ -246,21 +244,14 @@ def priced_best(
     return first
 
 
-def _priced(
-    request: Request, graph: Graph, candidate: Candidate, planned: Planned, plan: Plan
-) -> tuple[Plan, Timeline] | UserError:
-    """The plan of a candidate by prices of the machine, or why it has none."""
-    while True:
-        try:
-            return price_plan(plan, graph, request.cluster, options=request.step_options)
-        except UserError as error:
-            larger = None
-            if isinstance(error.__cause__, NoRoom):
-                larger = _with_larger_scratchpads(candidate, request)
-            if larger is None:
-                return error
-            candidate = larger
-            plan = planned(candidate, request=request)
+def _priced(request: Request, graph: Graph, plan: Plan) -> tuple[Plan, Timeline] | UserError:
+    """The plan by prices of the machine, or why it has none."""
+    try:
+        return price_with_room(
+            plan, graph, request.cluster, request.step_options, request.scratchpad_bytes
+        )
+    except UserError as error:
+        return error
 
 
 def _planned(candidate: Candidate, *, seconds: float, request: Request, network: str) -> Plan:
@@ -273,15 +264,3 @@ def _planned(candidate: Candidate, *, seconds: float, request: Request, network:
     )
     reason = "the fastest of some that were tried"
     return plan.model_copy(update={"predicted": told, "optimal": False, "reason": reason})
-
-
-def _with_larger_scratchpads(candidate: Candidate, request: Request) -> Candidate | None:
-    """The candidate with scratchpads twice as large; None if a board has no room for one."""
-    stages = []
-    for stage in candidate.stages:
-        assert stage.node is not None
-        larger = with_larger_scratchpad(request.cluster.devices[stage.device], stage.node)
-        if larger is None:
-            return None
-        stages.append(replace(stage, node=larger))
-    return replace(candidate, stages=tuple(stages))

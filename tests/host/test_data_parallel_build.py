@@ -15,6 +15,7 @@ from fpgapipe.hw.hls_models.cycles.cluster_cycles import predict_cluster
 from fpgapipe.hw.hls_models.spec.core_spec import ScratchpadSpec
 from fpgapipe.lowering.units.step_options import scalar_bits
 from fpgapipe.network.initial_values import random_batch
+from fpgapipe.partition.explore import planned as planning
 from fpgapipe.partition.explore.explorer import core_choices
 from fpgapipe.partition.plan import Plan
 from fpgapipe.partition.pricing import all_reduce_cycles
@@ -126,7 +127,7 @@ def test_scratchpads_without_room_are_doubled(monkeypatch):
     plan, _, _ = planned(2)
     assert plan.predicted.level == "machine"
     assert all(node.core.scratchpad.size_bytes > pad.size_bytes for node in plan.nodes)
-    monkeypatch.setattr(data_parallel, "with_larger_scratchpad", lambda device, node: None)
+    monkeypatch.setattr(planning, "with_larger_scratchpad", lambda *given: None)
     with pytest.raises(PlanError, match="scratchpad"):
         planned(2)
 

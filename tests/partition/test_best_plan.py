@@ -95,14 +95,14 @@ def test_what_takes_long_to_time_makes_room_for_the_next(monkeypatch):
 def test_what_cannot_be_lowered_makes_room_for_the_next(monkeypatch):
     request = replace(asked(2), load=small_network, batch=4)
     first = best_plan(request, "small").plan
-    exact = search._exact
+    price = search.price_with_room
 
-    def refusing(tried, *rest):
-        if tried.plan.num_microbatches == first.num_microbatches:
+    def refusing(plan, *rest):
+        if plan.num_microbatches == first.num_microbatches:
             raise UserError("a layer does not fit")
-        return exact(tried, *rest)
+        return price(plan, *rest)
 
-    monkeypatch.setattr(search, "_exact", refusing)
+    monkeypatch.setattr(search, "price_with_room", refusing)
     found = best_plan(request, "small")
     assert found.plan.predicted.level == "machine"
     assert found.plan.num_microbatches != first.num_microbatches
