@@ -9,8 +9,9 @@ import time
 from fpgapipe.boards.cluster import chain_of
 from fpgapipe.boards.library import load_board
 from fpgapipe.host.make.networks import loader
-from fpgapipe.partition.explore.comparison import compare
 from fpgapipe.partition.explore.explorer import Request, explore
+from fpgapipe.partition.schedule.schedule_kinds import compared_schedules
+from fpgapipe.partition.strategies.comparison import compare
 
 BATCH = 64
 NETWORKS = ("vgg16", "resnet50", "gnmt8")
@@ -24,7 +25,7 @@ def main() -> None:
         begin = time.perf_counter()
         best = explore(Request(loader(network), BATCH, cluster)).best
         explored = time.perf_counter()
-        compare(loader(network), BATCH, cluster)
+        compare(Request(loader(network), BATCH, cluster, compared_schedules()), network)
         compared = time.perf_counter()
         found[network] = {
             "explore_s": round(explored - begin, 2),

@@ -17,13 +17,11 @@ from fpgapipe.boards.library import load_board
 from fpgapipe.errors import UserError
 from fpgapipe.host.make.networks import loader
 from fpgapipe.hw.hls_models.spec.device import ClusterSpec
-from fpgapipe.partition.explore.candidate import device_chain
-from fpgapipe.partition.explore.comparison import ring_seconds
 from fpgapipe.partition.explore.explorer import Request
 from fpgapipe.partition.explore.planned import one_link_each
 from fpgapipe.partition.plan import Plan
-from fpgapipe.partition.pricing.all_reduce_cycles import all_reduce_s
 from fpgapipe.partition.pricing.best_plan import best_plan
+from fpgapipe.partition.strategies.comparison import hidden_sum
 from fpgapipe.partition.strategies.data_parallel import plan_data_parallel
 from fpgapipe.partition.strategies.plan_layerwise import plan_layerwise
 
@@ -136,13 +134,7 @@ def best_pipeline(request: Request, network: str) -> Way:
 def data_parallel(request: Request, network: str) -> Way:
     """The fastest data-parallel plan, and the bound of one that hides its sum of gradients."""
     plan, _ = plan_data_parallel(request, network)
-    graph = request.load(request.batch // plan.num_microbatches)
-    if plan.predicted.level == "machine":
-        sum_s = all_reduce_s(plan, request.cluster, graph.totals.parameters)
-    else:
-        sum_s = ring_seconds(graph, device_chain(request.cluster))
-    backward_s = max(each.input_gradient_s + each.weight_gradient_s for each in plan.nodes)
-    bound_s = plan.predicted.minibatch_s - min(sum_s, backward_s)
+    sum_s, bound_s = hidden_sum(plan, request)
     return way_of(plan, sum_s=sum_s, bound_s=bound_s)
 
 

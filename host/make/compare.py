@@ -14,8 +14,10 @@ from fpgapipe.host.terminal.console import Table, scaled
 from fpgapipe.host.terminal.progress import Progress, silent
 from fpgapipe.host.terminal.result import Result
 from fpgapipe.hw.hls_models.spec.device import ClusterSpec
-from fpgapipe.partition.explore.comparison import Comparison
-from fpgapipe.partition.pricing.machine_comparison import compare_on_machine
+from fpgapipe.partition.explore.explorer import Request
+from fpgapipe.partition.schedule.schedule_kinds import compared_schedules
+from fpgapipe.partition.strategies.comparison import Comparison
+from fpgapipe.partition.strategies.comparison import compare as compare_ways
 
 
 @dataclass(frozen=True)
@@ -60,7 +62,7 @@ class Compared(Result):
         """A row for each way, and why others are impossible."""
         parallel, alone = self.found.find("data parallel"), self.found.find("one device")
         columns = "way|>devices|>micro-batches|>mini-batch|>samples/s|>over data parallel"
-        columns += "|>over one device|>bubble|>memory by formula|>link load|prices"
+        columns += "|>over one device|>bubble|>memory|>link load|prices"
         yield Table(
             columns,
             [
@@ -110,13 +112,8 @@ def compare(
     """
     load, spec = loader(network), spec_of(cluster)
     count = load.micro_batches(batch, None)
+    request = Request(load, batch, spec, compared_schedules(), count)
     with progress() as display:
         display.add_task("comparing")
-        found = compare_on_machine(
-            load,
-            batch,
-            spec,
-            microbatch=None if count is None else batch // count,
-            on_step=display.count,
-        )
+        found = compare_ways(request, load.name, display.count)
     return Compared(load.name, batch, spec, found)

@@ -16,6 +16,7 @@ import numpy as np
 from fpgapipe.hw.hls_models.spec.device import ClusterSpec, DeviceSpec
 from fpgapipe.hw.hls_models.spec.node import NodeSpec
 from fpgapipe.lowering.schedule.schedule import Schedule, TaskKind, forward_only
+from fpgapipe.network.graph import Graph
 from fpgapipe.partition.cost.cost import LayerCost, activation_bytes
 from fpgapipe.partition.plan import DATA_PARALLEL
 from fpgapipe.partition.schedule.schedule_kinds import make_schedule, schedule_kind
@@ -159,7 +160,7 @@ class Candidate:
             computing + float((end - start)[np.isin(lane.kinds, counted)].sum())
             for computing, (lane, start, end) in zip(self.timeline.busy_s, times, strict=True)
         ]
-        return max(*busy, *self.link_busy_s, 0.0) / self.num_microbatches
+        return max(*busy, *self.timeline.link_busy_s, 0.0) / self.num_microbatches
 
     @property
     def steady_s(self) -> float:
@@ -191,25 +192,9 @@ class Candidate:
         return tuple(peaks[placed[i]] + stage.state_bytes for i, stage in enumerate(self.stages))
 
     @cached_property
-    def link_busy_s(self) -> tuple[float, ...]:
-        """For each pair of sender and receiver, seconds of a mini-batch in which they transfer."""
-        if self.timeline.links:
-            return tuple(link.busy_s for link in self.timeline.links)
-        # Sends that block an engine are tasks of its lane.
-        busy = []
-        schedule = self.timeline.schedule
-        times = zip(schedule.lanes, self.timeline.start_s, self.timeline.end_s, strict=True)
-        for lane, start, end in times:
-            for kind in (TaskKind.SF, TaskKind.SB):
-                sends = lane.kinds == kind
-                if sends.any():
-                    busy.append(float((end - start)[sends].sum()))
-        return tuple(busy)
-
-    @cached_property
     def link_load(self) -> tuple[float, ...]:
         """For each pair of sender and receiver, share of the mini-batch in which they transfer."""
-        return tuple(busy / self.steady_s for busy in self.link_busy_s)
+        return tuple(busy / self.steady_s for busy in self.timeline.link_busy_s)
 
 
 def on_every_device(
@@ -313,3 +298,12 @@ def device_chain(cluster: ClusterSpec, devices: Sequence[int] | None = None) -> 
         rates.append(link.payload_bytes_per_s if link else 0.0)
         latencies.append(link.latency_s if link else 0.0)
     return DeviceChain(order, tuple(rates), tuple(latencies))
+
+
+def ring_seconds(graph: Graph, chain: DeviceChain) -> float:
+    """Seconds of a ring all-reduce of a network's gradients."""
+    n = len(chain.devices)
+    weights = 4 * graph.totals.parameters
+    latency_s = max(chain.link_latency_s, default=0.0)
+    rate = min(chain.link_bytes_per_s, default=float("inf"))
+    return 2 * (n - 1) / n * weights / rate + 2 * (n - 1) * latency_s

@@ -22,8 +22,7 @@ from fpgapipe.lowering.shards.degrees import SERIAL, Degrees
 from fpgapipe.lowering.units.network_units import layers_together
 from fpgapipe.network.operators import Conv, Linear
 from fpgapipe.partition.cost.cost import CostModel
-from fpgapipe.partition.explore.candidate import device_chain
-from fpgapipe.partition.explore.comparison import ring_seconds
+from fpgapipe.partition.explore.candidate import device_chain, ring_seconds
 from fpgapipe.partition.explore.explorer import core_choices, explore
 from fpgapipe.partition.explore.planned import as_plan
 from fpgapipe.partition.oracle.forecast import Forecast, Loss, check_most, limiter_of

@@ -11,8 +11,7 @@ from fpgapipe.jobs import results
 from fpgapipe.lowering.schedule.schedule import ScheduleError
 from fpgapipe.lowering.units.network_units import refusals_of
 from fpgapipe.partition.cost.cost import CostModel
-from fpgapipe.partition.explore.candidate import device_chain, on_every_device
-from fpgapipe.partition.explore.comparison import ring_seconds
+from fpgapipe.partition.explore.candidate import device_chain, on_every_device, ring_seconds
 from fpgapipe.partition.explore.cut_problem import memory_fault
 from fpgapipe.partition.explore.explorer import KnownGraphs, core_choices, splits_of
 from fpgapipe.partition.explore.planned import as_plan

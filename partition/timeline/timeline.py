@@ -74,6 +74,20 @@ class Timeline:
             return 0.0
         return 1.0 - sum(self.busy_s) / len(self.busy_s) / self.span_s
 
+    @cached_property
+    def link_busy_s(self) -> tuple[float, ...]:
+        """For each pair of sender and receiver, seconds in which they transfer."""
+        if self.links:
+            return tuple(link.busy_s for link in self.links)
+        # Sends that block an engine are tasks of its lane.
+        busy = []
+        for lane, start, end in zip(self.schedule.lanes, self.start_s, self.end_s, strict=True):
+            for kind in (TaskKind.SF, TaskKind.SB):
+                sends = lane.kinds == kind
+                if sends.any():
+                    busy.append(float((end - start)[sends].sum()))
+        return tuple(busy)
+
     def peak_microbatches(self) -> tuple[int, ...]:
         """For each device, the most micro-batches whose activations its stages keep at once.
 

@@ -11,19 +11,18 @@ from fpgapipe.boards.cluster import chain_of, load_cluster
 from fpgapipe.boards.library import load_board
 from fpgapipe.host.make.networks import loader
 from fpgapipe.lowering.schedule.pytorch_csv import from_pytorch_csv, to_pytorch_csv
-from fpgapipe.partition.explore import comparison
-from fpgapipe.partition.explore.candidate import time_candidate
+from fpgapipe.partition.explore.candidate import device_chain, time_candidate
 from fpgapipe.partition.explore.cut_problem import check_memory
 from fpgapipe.partition.explore.explorer import Request, explore
 from fpgapipe.partition.explore.planned import as_plan
 from fpgapipe.partition.plan import Plan
-from fpgapipe.partition.pricing.machine_comparison import entry_on_machine, priced_choices
 from fpgapipe.partition.schedule.schedule_kinds import (
     compared_schedules,
     make_schedule,
     tried_schedules,
 )
 from fpgapipe.partition.search.problem import PlanError
+from fpgapipe.partition.strategies.comparison import compare
 from fpgapipe.partition.timeline.timeline import StageTimes, simulate
 
 NETWORK = "digits-cnn"
@@ -110,7 +109,7 @@ def test_predicted_time_is_that_of_the_simulation(network):
     best = explore(asked).best
     check_stages(best, asked.load(best.microbatch))
     positions = [stage.device for stage in best.stages]
-    row = comparison.device_chain(asked.cluster, positions)
+    row = device_chain(asked.cluster, positions)
     again = time_candidate(best.kind, best.microbatch, best.num_microbatches, best.stages, row)
     assert again.minibatch_s == best.minibatch_s
     assert again.memory_bytes == best.memory_bytes
@@ -122,7 +121,7 @@ def test_automatic_is_as_good_as_each_schedule_and_as_one_device():
         for kind in tried_schedules():
             alone = explore(request(cluster, batch=32, schedules=(kind,))).best
             assert best.minibatch_s <= alone.minibatch_s
-        lone = comparison.one_device(loader(NETWORK), 32, cluster)
+        lone = explore(request(chain(1), batch=32)).best
         assert best.minibatch_s <= lone.minibatch_s * (1 + 1e-9)
 
 
@@ -159,12 +158,10 @@ def test_unequal_devices_in_either_direction():
 def test_devices_without_links():
     cluster = dataclasses.replace(chain(2), links=())
     assert len(explore(request(cluster)).best.stages) == 1
-    found = comparison.compare(loader(NETWORK), 8, cluster, schedules=("1f1b-as",))
+    found = compare(request(cluster, schedules=("1f1b-as",)), NETWORK)
     assert [entry.name for entry in found.entries] == ["one device", "1f1b-as"]
     assert found.refused == (
-        "data parallel: devices that follow one another have no link for the all-reduce",
-        "data parallel, overlapped: devices that follow one another have no link for the "
-        "all-reduce",
+        "data parallel: devices that follow one another have no link for the sum of gradients",
         "even split: devices that follow one another have no link for what they send",
     )
 
@@ -230,32 +227,6 @@ def test_asynchronous_pipelines_keep_versions_and_count_updates():
     assert best.period_s >= max(sum(stage.pass_s) for stage in best.stages) * (1 - 1e-9)
 
 
-def test_data_parallel():
-    load, cluster = loader(NETWORK), chain(4)
-    plain = comparison.data_parallel(load, 32, cluster)
-    overlapped = comparison.data_parallel(load, 32, cluster, overlapped=True)
-    lone = comparison.one_device(load, 8, cluster)
-    link = cluster.links[0]
-    ring_s = 1.5 * 4 * load(1).totals.parameters / link.payload_bytes_per_s + 6 * link.latency_s
-    assert plain.minibatch_s == pytest.approx(lone.minibatch_s + ring_s)
-    assert lone.minibatch_s <= overlapped.minibatch_s <= plain.minibatch_s
-    with pytest.raises(PlanError, match="a batch of 3 has no sample for each of 4 devices"):
-        comparison.data_parallel(load, 3, cluster)
-
-
-def test_data_parallel_gives_slower_devices_less():
-    small, large = (load_board(name).device_spec() for name in ("kv260", "u280"))
-    cluster = dataclasses.replace(chain(), devices=(small, small, large, large))
-    mixed = comparison.data_parallel(loader("lenet5"), 256, cluster)
-    equal_s = max(
-        comparison.one_device(
-            loader("lenet5"), 64, dataclasses.replace(cluster, devices=(device,) * 4, links=())
-        ).minibatch_s
-        for device in cluster.devices[1:3]
-    )
-    assert mixed.minibatch_s * (1 - mixed.link_load) < equal_s
-
-
 # The commands.
 
 
@@ -276,39 +247,51 @@ def test_plan_command(cli, tmp_path):
 
 
 def test_compare_command(cli):
-    code, out, _ = cli("compare", NETWORK, "--board", "u280", "--devices", "2", "--json")
+    """Each row is the answer of `plan` to the same question."""
+    asked = (NETWORK, "--board", "u280", "--devices", "2", "--batch", "8")
+    code, out, _ = cli("compare", *asked, "--json")
     assert code == 0
     value = json.loads(out)
     entries = {entry["name"]: entry for entry in value["entries"]}
     parallel, alone = entries["data parallel"], entries["one device"]
+    hidden = entries["data parallel, overlapped"]
     assert {"even split", *compared_schedules()} <= set(entries)
     for entry in entries.values():
         for base, name in ((parallel, "over_data_parallel"), (alone, "over_one_device")):
-            ratio = base["minibatch_s"] / entry["minibatch_s"]
-            assert entry[name] == (ratio if entry["level"] == base["level"] else None)
+            assert entry[name] == base["minibatch_s"] / entry["minibatch_s"]
+        assert entry["level"] == "machine"
         assert 0 <= entry["link_load"] <= 1 + 1e-9
         assert entry["samples_per_s"] * entry["minibatch_s"] == pytest.approx(value["batch"])
-    code, out, _ = cli("compare", NETWORK, "--board", "u280", "--devices", "2")
+    code, out, _ = cli("compare", *asked)
     assert code == 0
     assert "over data parallel" in out
     assert "samples/s" in out
-    assert {name for name, entry in entries.items() if entry["level"] == "estimate"} == {"fbp-as"}
+    assert hidden["minibatch_s"] < parallel["minibatch_s"]
+    assert entries["1f1b-as"]["minibatch_s"] < entries["even split"]["minibatch_s"]
+    for name in ("1f1b-as", "fbp-as", "pipedream"):
+        plan = predicted("plan", *asked, "--schedule", name, cli=cli)
+        late = name == "pipedream"
+        count = entries[name]["num_microbatches"]
+        seconds = plan["period_s"] * count if late else plan["minibatch_s"]
+        assert entries[name]["minibatch_s"] == seconds
+    assert (
+        parallel["minibatch_s"]
+        == predicted("plan", *asked, "--strategy", "data", cli=cli)["minibatch_s"]
+    )
+    one = ("plan", NETWORK, "--board", "u280", "--devices", "1", "--batch", "8")
+    assert alone["minibatch_s"] == predicted(*one, cli=cli)["minibatch_s"]
+    tried = [entries[name]["minibatch_s"] for name in tried_schedules()]
+    best = predicted("plan", *asked, cli=cli)["minibatch_s"]
+    assert best <= 1.01 * min(tried)
+    auto = predicted("plan", *asked, "--strategy", "auto", cli=cli)["minibatch_s"]
+    assert auto <= min(best, parallel["minibatch_s"])
 
 
-def test_data_parallel_has_prices_of_its_own_micro_batches():
-    """It may have a single one on each device, which no pipeline has."""
-    cluster = chain(2)
-    found = comparison.compare(loader(NETWORK), 32, cluster, schedules=("1f1b-as",))
-    parallel = found.find("data parallel")
-    assert parallel.num_microbatches == 1
-    choices = priced_choices(found, loader(NETWORK), 32, cluster)
-    assert (16, False) in choices
-    assert all(several for size, several in choices if size != 16)
-    priced = entry_on_machine("data parallel", loader(NETWORK), 32, cluster, choices)
-    assert (priced.num_microbatches, priced.level) == (1, "layers")
-    rest = {size: choice for size, choice in choices.items() if size[1]}
-    other = entry_on_machine("data parallel", loader(NETWORK), 32, cluster, rest)
-    assert other is None or other.minibatch_s > priced.minibatch_s
+def predicted(*words, cli):
+    """The times of what a command plans."""
+    code, out, _ = cli(*words, "--json")
+    assert code == 0
+    return json.loads(out)["predicted"]
 
 
 BOARDS = ("--board", "u280", "--devices", "2")

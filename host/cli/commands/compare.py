@@ -30,9 +30,9 @@ if TYPE_CHECKING:
 def compare(network: str, cluster: Cluster, batch: int, as_json: bool) -> None:
     """Compare one device, data parallel, an even split and pipeline schedules for NETWORK.
 
-    The times of layers are those of the program of the whole network, or estimates where the core
-    does not run a layer; the table says which, and has no ratio of one to the other. 'plan' times
-    the programs of all devices. The schedules of BaPipe are a re-implementation from its abstract.
+    Each way is the plan that 'plan' finds for it, with the times of its programs, or estimates
+    where the core does not run a layer; the table says which, and has no ratio of one to the other.
+    The schedules of BaPipe are a re-implementation from its abstract.
     """
     show(fpgapipe.compare(network, cluster, batch=batch, progress=progress), as_json=as_json)
 
