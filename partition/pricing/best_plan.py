@@ -34,9 +34,11 @@ from fpgapipe.partition.explore.planned import as_plan
 from fpgapipe.partition.explore.smallest import THROUGHPUT, explore_smallest
 from fpgapipe.partition.placed_nodes import PlacedNodes
 from fpgapipe.partition.plan import Plan, Prediction
+from fpgapipe.partition.pricing.climb import climb
 from fpgapipe.partition.pricing.layer_choice import Choice, priced_choice
 from fpgapipe.partition.pricing.machine import (
-    cycles_timed,
+    MOST_EFFORT,
+    effort_of,
     is_soon_priced,
     price_plan,
     price_with_room,
@@ -57,23 +59,8 @@ if TYPE_CHECKING:
     from fpgapipe.partition.explore.explorer import Request
     from fpgapipe.partition.timeline.timeline import Timeline
 
-NEAR_CORES = 1.3
-"""Cores are tried that by formulas take at most this many times as long as the fastest one."""
-
-NEAR = 1.1
-"""Cores are tried with other micro-batches if they took at most this many times as long before."""
-
 SLACK = 0.12
 """Share of the time by prices of layers by which a whole program may be faster; 0.1 was seen."""
-
-LAYER_CYCLES = 1e6
-"""Cycles of a program that take about as long to time as a layer takes to lower."""
-
-MOST_EFFORT = 1.2e9
-"""Cycles, and layers as so many cycles each, that a search times in all."""
-
-PIPELINE_EFFORT = 1.5
-"""Times as much where there are several devices: layers are priced, and a few plans."""
 
 
 @dataclass(frozen=True)
@@ -353,40 +340,12 @@ class _Search:
                 found.setdefault((look.count, look.key), look)
         return list(found.values())
 
-    def _best_s(self, looks: Iterable[_Look]) -> float:
-        return min((self.best_of.get(look, inf) for look in looks), default=inf)
-
     def _climb(self, looks: list[_Look]) -> None:
         """Price the looks next to the best one until none of them is better."""
         for look in looks:  # what takes long to time makes room for the next one
             if self._price([look]):
                 break
-        counts = sorted({look.count for look in looks})
-
-        def is_near(look: _Look, best: _Look) -> bool:
-            if look.key == best.key:
-                return abs(counts.index(look.count) - counts.index(best.count)) == 1
-            of_best = {each.count: each for each in looks if each.key == best.key}
-            for each in looks:  # a core that was slow with another count is slow with this one
-                known_s = self._best_s([of_best[each.count]] if each.count in of_best else [])
-                if each.key == look.key and inf > self._best_s([each]) > NEAR * known_s:
-                    return False
-            row = min(each.estimate_s for each in looks if each.count == look.count)
-            return look.count == best.count and look.estimate_s <= NEAR_CORES * row
-
-        while True:
-            best = min(looks, key=lambda look: self.best_of.get(look, inf))
-            least_s = self._best_s(self.best_of)
-            near = [
-                look
-                for look in looks
-                if look not in self.best_of and look.least_s < least_s and is_near(look, best)
-            ]
-            if self._best_s(looks) == inf or not near:
-                return
-            # Formulas know less about cores than about micro-batches: should time run out, cores go
-            # first.
-            self._price(sorted(near, key=lambda look: look.count != best.count))
+        climb(looks, self.best_of, self._price)
 
     def _price(self, looks: Iterable[_Look]) -> bool:
         """Price plans of some looks, unless that takes too long; whether programs of any exist.
@@ -397,14 +356,13 @@ class _Search:
         for look in looks:
             self.best_of[look] = inf
             plan = self._of(look.estimate).plan
-            effort = cycles_timed(plan) + LAYER_CYCLES * sum(map(len, plan.node_layers))
-            effort *= 1 if len(plan.nodes) == 1 else PIPELINE_EFFORT
+            effort = effort_of(plan)
             soon = is_soon_priced(plan) and self.effort + effort <= MOST_EFFORT
             if soon or (is_soon_priced(plan) and not self.effort):
                 self.effort += effort
                 graph = self.request.load(plan.microbatch)
                 asked = replace(self.request, load=KnownGraphs((graph,)))
-                limit_s = self._best_s(self.best_of)
+                limit_s = min(self.best_of.values())
                 jobs[look] = asked, self.network, look.count, look.cores, limit_s, self.can_build
         found = results(_priced_plans, list(jobs.values()), self.on_step)
         for look, (tried, faults) in zip(jobs, found, strict=True):

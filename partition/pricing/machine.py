@@ -61,6 +61,15 @@ LEAST_MICROBATCHES = 3
 MOST_CYCLES = 1e9
 """Cycles of all tasks, as estimated, up to which `plan` times the programs of a plan."""
 
+LAYER_CYCLES = 1e6
+"""Cycles of a program that take about as long to time as a layer takes to lower."""
+
+MOST_EFFORT = 1.2e9
+"""Cycles, and layers as so many cycles each, that a search times in all."""
+
+PIPELINE_EFFORT = 1.5
+"""Times as much where there are several devices: layers are priced, and a few plans."""
+
 
 def lower_plan(
     plan: Plan,
@@ -381,6 +390,12 @@ def takes_few(plan: Plan) -> bool:
 def is_soon_priced(plan: Plan) -> bool:
     """Whether the programs of a plan are timed within a minute or two."""
     return cycles_timed(plan) <= MOST_CYCLES
+
+
+def effort_of(plan: Plan) -> float:
+    """What it takes to price a plan, in cycles that are timed."""
+    effort = cycles_timed(plan) + LAYER_CYCLES * sum(map(len, plan.node_layers))
+    return effort * (1 if len(plan.nodes) == 1 else PIPELINE_EFFORT)
 
 
 def cycles_timed(plan: Plan) -> float:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from functools import partial
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from itertools import islice
+from math import inf
 from typing import TYPE_CHECKING, Protocol
 
 from fpgapipe.errors import UserError
@@ -15,7 +17,13 @@ from fpgapipe.partition.explore.candidate import device_chain, on_every_device, 
 from fpgapipe.partition.explore.cut_problem import memory_fault
 from fpgapipe.partition.explore.explorer import KnownGraphs, core_choices, splits_of
 from fpgapipe.partition.explore.planned import as_plan
-from fpgapipe.partition.pricing.machine import is_soon_priced, price_with_room
+from fpgapipe.partition.pricing.climb import climb
+from fpgapipe.partition.pricing.machine import (
+    MOST_EFFORT,
+    effort_of,
+    is_soon_priced,
+    price_with_room,
+)
 from fpgapipe.partition.search.problem import PlanError, Refusals
 
 if TYPE_CHECKING:
@@ -170,11 +178,12 @@ def priced_best(
     *,
     has_formulas: bool = True,
 ) -> tuple[Plan, Timeline, int]:
-    """The fastest of the first plans by prices of the machine, or else the first of them.
+    """The fastest plan by prices of the machine that is found, or else the first by formulas.
 
-    If none of the first plans is possible, the next ones are tried. Plans whose programs would take
-    long to be timed are left out; if no programs are made for the network, the first plan has the
-    formulas' time. Where a scratchpad has no room for a layer, twice as large ones are tried.
+    The first plans are priced, or the next ones if none of these is possible, and then those next
+    to the best (`fpgapipe.partition.pricing.climb`). Plans whose programs would take long to be
+    timed are left out; if no programs are made for the network, the first plan has the formulas'
+    time. Where a scratchpad has no room for a layer, twice as large ones are tried.
 
     Parameters
     ----------
@@ -202,45 +211,79 @@ def priced_best(
         If all plans whose programs are timed are refused, with the reasons, or if none is timed
         and formulas have no time.
     """
-    first: tuple[Plan, Timeline, int] | None = None
+    looks = [_Look(step, request, *each) for step, each in enumerate(candidates)]
+    best_of: dict[_Look, float] = {}
+    found: dict[_Look, tuple[Plan, Timeline]] = {}
     refusals = Refusals()
-    waiting = iter(enumerate(candidates))
-    while True:
-        jobs: list[tuple[Request, Graph, Plan]] = []
-        steps = []
-        for step, (candidate, planned) in waiting:
-            assert candidate.microbatch is not None
-            own = request.load(candidate.microbatch)
-            known = replace(request, load=KnownGraphs((own,)))
-            plan = planned(candidate, request=known)
-            graph = request.load(plan.microbatch)
-            first = first or (plan, candidate.timeline, step)
-            if refusals_of(graph, train=request.train):
-                break
-            if is_soon_priced(plan):
-                jobs.append((known, graph, plan))
-                steps.append(step)
-            if len(jobs) == PRICED:
-                break
-        if not jobs:
-            break
-        best: tuple[Plan, Timeline, int] | None = None
-        for step, job, found in zip(steps, jobs, results(_priced, jobs, on_step), strict=True):
-            if isinstance(found, UserError):
-                refusals.add(f"with {job[-1].num_microbatches} micro-batches", found)
-            elif best is None or found[0].predicted.minibatch_s < best[0].predicted.minibatch_s:
-                best = (*found, step)
-        if best is not None:
-            return best
+    spent = [0.0]
+
+    def price(some: Sequence[_Look]) -> None:
+        jobs = []
+        for look in some:
+            best_of[look] = inf
+            own = effort_of(look.plan)
+            if is_soon_priced(look.plan) and (not found or spent[0] + own <= MOST_EFFORT):
+                spent[0] += own
+                jobs.append((look, request.load(look.plan.microbatch)))
+        asked = [(replace(request, load=KnownGraphs((own,))), own, look.plan) for look, own in jobs]
+        for (look, _), answer in zip(jobs, results(_priced, asked, on_step), strict=True):
+            if isinstance(answer, UserError):
+                refusals.add(f"with {look.count} micro-batches", answer)
+            else:
+                found[look], best_of[look] = answer, answer[0].predicted.minibatch_s
+
+    largest = request.load(looks[0].plan.microbatch)
+    if not refusals_of(largest, train=request.train):
+        waiting = (look for look in looks if is_soon_priced(look.plan))
+        while not found and (some := list(islice(waiting, PRICED))):
+            price(some)
+        if has_formulas:
+            climb(looks, best_of, price)
+    if found:
+        best = min(found, key=lambda look: best_of[look])
+        return *found[best], best.number
     if refusals:
         raise refusals.error(subject)
-    assert first is not None
     if not has_formulas:
         raise PlanError(
             "the programs of this strategy would take long to be timed, and formulas have no "
             "prices of it; take smaller micro-batches"
         )
-    return first
+    return looks[0].plan, looks[0].candidate.timeline, 0
+
+
+@dataclass(frozen=True, eq=False)
+class _Look:
+    """A candidate, and what formulas say of its plan."""
+
+    number: int
+    request: Request
+    candidate: Candidate
+    planned: Planned
+
+    @cached_property
+    def plan(self) -> Plan:
+        """The plan, with the times of formulas."""
+        return self.planned(self.candidate, request=self.request)
+
+    @property
+    def count(self) -> int:
+        """Number of micro-batches."""
+        return self.plan.num_microbatches
+
+    @cached_property
+    def key(self) -> str:
+        """Name of the cores and of the number of devices that share samples."""
+        kinds = {node.board: node.spec for node in self.plan.nodes}
+        return repr((kinds, self.plan.sharers, self.plan.division.sizes))
+
+    @property
+    def estimate_s(self) -> float:
+        """Seconds of a mini-batch by formulas."""
+        return self.plan.predicted.minibatch_s
+
+    least_s = estimate_s
+    """Formulas of one engine were below all programs that were seen."""
 
 
 def _priced(request: Request, graph: Graph, plan: Plan) -> tuple[Plan, Timeline] | UserError:

@@ -2,11 +2,14 @@
 
 import json
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
 from build_cases import cluster_of, request_for, tiny
 
+from fpgapipe.boards.cluster import chain_of
+from fpgapipe.boards.library import load_board
 from fpgapipe.errors import UserError
 from fpgapipe.host.backends.model import ModelBackend
 from fpgapipe.host.build.build import open_build, write_build
@@ -15,15 +18,16 @@ from fpgapipe.hw.hls_models.cycles.cluster_cycles import predict_cluster
 from fpgapipe.hw.hls_models.spec.core_spec import ScratchpadSpec
 from fpgapipe.lowering.units.step_options import scalar_bits
 from fpgapipe.network.initial_values import random_batch
+from fpgapipe.network.load import load_network
 from fpgapipe.partition.explore import planned as planning
-from fpgapipe.partition.explore.explorer import core_choices
+from fpgapipe.partition.explore.explorer import Request, core_choices
 from fpgapipe.partition.plan import Plan
 from fpgapipe.partition.pricing import all_reduce_cycles
 from fpgapipe.partition.pricing.machine import lower_plan, price_plan
 from fpgapipe.partition.pricing.plan_cores import core_specs, memory_specs, wire_timings
 from fpgapipe.partition.search.problem import PlanError
 from fpgapipe.partition.strategies import data_parallel
-from fpgapipe.partition.strategies.data_parallel import plan_data_parallel
+from fpgapipe.partition.strategies.data_parallel import plan_data_parallel, shared_candidates
 
 
 def planned(devices, batch=8, microbatches=4, load=tiny, **fields):
@@ -130,6 +134,20 @@ def test_scratchpads_without_room_are_doubled(monkeypatch):
     monkeypatch.setattr(planning, "with_larger_scratchpad", lambda *given: None)
     with pytest.raises(PlanError, match="scratchpad"):
         planned(2)
+
+
+def test_programs_choose_the_core():
+    """Formulas like a wider array than is best."""
+    cluster = chain_of(load_board("u280"), 2).spec
+    request = Request(partial(load_network, "digits-cnn"), 32, cluster)
+    plan, _ = plan_data_parallel(request, "digits-cnn")
+    first = shared_candidates(request)[0][1].stages[0].node.core
+    rates = {}
+    for shape in {(32, 32), (32, 64), (first.rows, first.cols)}:
+        one, _ = plan_data_parallel(replace(request, array=shape), "digits-cnn")
+        rates[shape] = one.predicted.samples_per_s
+    assert plan.predicted.samples_per_s >= 0.99 * max(rates.values())
+    assert rates[first.rows, first.cols] < 0.99 * plan.predicted.samples_per_s
 
 
 def test_inference_is_shared_too():

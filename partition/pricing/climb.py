@@ -1,0 +1,80 @@
+"""From the combination that formulas like best to those next to the best so far, by prices."""
+
+from __future__ import annotations
+
+from math import inf
+from typing import TYPE_CHECKING, Protocol, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+NEAR_CORES = 1.3
+"""Cores are tried that by formulas take at most this many times as long as the fastest one."""
+
+NEAR = 1.1
+"""Cores are tried with other micro-batches if they took at most this many times as long before."""
+
+
+class Combination(Protocol):
+    """A number of micro-batches and cores, with what formulas say of them."""
+
+    @property
+    def count(self) -> int:
+        """Number of micro-batches."""
+
+    @property
+    def key(self) -> str:
+        """Name of the cores, and of whatever else sets it apart from others with its count."""
+
+    @property
+    def estimate_s(self) -> float:
+        """Seconds of a mini-batch by formulas."""
+
+    @property
+    def least_s(self) -> float:
+        """Seconds below which no program has been seen."""
+
+
+Look = TypeVar("Look", bound=Combination)
+
+
+def climb(
+    looks: Sequence[Look], best_of: dict[Look, float], price: Callable[[list[Look]], object]
+) -> None:
+    """Price the combinations next to the best one until none of them is better.
+
+    Parameters
+    ----------
+    looks : sequence of Combination
+    best_of : dict
+        Seconds of the combinations that are priced, infinite for those that have no price; also of
+        others than those of `looks`.
+    price : callable
+        Enters combinations in `best_of`.
+    """
+    counts = sorted({look.count for look in looks})
+
+    def is_near(look: Look, best: Look) -> bool:
+        if look.key == best.key and look.count != best.count:
+            return abs(counts.index(look.count) - counts.index(best.count)) == 1
+        of_best = {each.count: each for each in looks if each.key == best.key}
+        for each in looks:  # a core that was slow with another count is slow with this one
+            known_s = best_of.get(of_best[each.count], inf) if each.count in of_best else inf
+            if each.key == look.key and inf > best_of.get(each, inf) > NEAR * known_s:
+                return False
+        row = min(each.estimate_s for each in looks if each.count == look.count)
+        return look.count == best.count and look.estimate_s <= NEAR_CORES * row
+
+    while True:
+        best = min(looks, key=lambda look: best_of.get(look, inf))
+        least_s = min(best_of.values(), default=inf)
+        near = [
+            look
+            for look in looks
+            if look not in best_of and look.least_s < least_s and is_near(look, best)
+        ]
+        if best_of.get(best, inf) == inf or not near:
+            return
+        # Formulas know less about cores than about micro-batches: should time run out, cores go
+        # first.
+        price(sorted(near, key=lambda look: look.count != best.count))
