@@ -470,7 +470,7 @@ def _priced_plans(
         found = _Tried(plan, plan.predicted, each.timeline.schedule.synchronous)
         if can_build and share * each.steady_s < limit_s and is_soon_priced(plan):
             try:
-                priced, _ = price_with_room(
+                roomy, (priced, _) = price_with_room(
                     plan,
                     graph,
                     request.cluster,
@@ -480,7 +480,7 @@ def _priced_plans(
             except UserError as error:  # a layer does not fit
                 faults.append(str(error))
             else:
-                found = replace(found, plan=priced, predicted=priced.predicted)
+                found = replace(found, plan=roomy, predicted=priced.predicted)
                 limit_s = min(limit_s, found.seconds)
         tried.append(found)
     return tried, faults

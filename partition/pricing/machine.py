@@ -221,12 +221,14 @@ def price_with_room(
     cluster: ClusterSpec,
     options: StepOptions,
     scratchpad_bytes: int | None = None,
-) -> tuple[Plan, Timeline]:
-    """`price_plan` with scratchpads that have room for each layer, up to a limit if it is given."""
+) -> tuple[Plan, tuple[Plan, Timeline]]:
+    """The plan with scratchpads that have room for each layer, and what `price_plan` says of it.
+
+    Scratchpads are not made larger than the limit, if it is given.
+    """
     larger = partial(with_larger_scratchpads, cluster=cluster, limit_bytes=scratchpad_bytes)
-    return with_room(plan, lambda each: price_plan(each, graph, cluster, options=options), larger)[
-        1
-    ]
+    price = partial(price_plan, graph=graph, cluster=cluster, options=options)
+    return with_room(plan, price, larger)
 
 
 def _price_shared_batch(

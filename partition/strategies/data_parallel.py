@@ -289,11 +289,12 @@ class _Look:
 def _priced(request: Request, graph: Graph, plan: Plan) -> tuple[Plan, Timeline] | UserError:
     """The plan by prices of the machine, or why it has none."""
     try:
-        return price_with_room(
+        _, priced = price_with_room(
             plan, graph, request.cluster, request.step_options, request.scratchpad_bytes
         )
     except UserError as error:
         return error
+    return priced
 
 
 def _planned(candidate: Candidate, *, seconds: float, request: Request, network: str) -> Plan:
