@@ -277,8 +277,9 @@ def candidate_cores(
     scratchpad holds few tilings of others.
 
     For each of 4, 8, 16 and 32 rows, these widths are tried: the widest array that fits; the
-    widest power of two, since channel counts are often powers of two; and a half and a quarter of
-    that, since a tile takes at least as many cycles as the array has columns.
+    widest power of two, since channel counts are often powers of two; and all others down to an MX
+    block, or to a quarter of that where it is narrower, since a tile takes at least as many cycles
+    as the array has columns.
 
     Raises
     ------
@@ -293,8 +294,9 @@ def candidate_cores(
         for rows in (32, 16, 8, 4):
             widest = _widest(device, rows, num_engines, sized)
             if widest:
-                power = 1 << (widest.bit_length() - 1)
-                widths = {power, max(power // 2, 1), max(power // 4, 1)}
+                power = widest.bit_length() - 1
+                least = max(min(power - 2, MX_BLOCK.bit_length() - 1), 0)
+                widths = {1 << n for n in range(least, power + 1)}
                 if savings == SAVINGS[0]:
                     widths.add(widest)
                 found += [sized(rows, cols) for cols in widths]

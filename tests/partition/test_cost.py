@@ -427,3 +427,13 @@ def test_costs_of_a_pipedream_profile(tmp_path):
 def test_costs_of_a_network_that_was_not_measured():
     with pytest.raises(ValueError, match=r"^small: layer 'conv1' is a conv without measured"):
         measured_costs(small_network())
+
+
+@pytest.mark.parametrize("name", ["u280", "vcu118", "vcu129", "zcu102", "u50"])
+def test_unlike_boards_have_narrow_arrays_in_common(name):
+    """A chain of unlike boards may be fastest with the same array on all."""
+    shapes = {
+        (node.core.rows, node.core.cols)
+        for node in candidate_cores(load_board(name).device_spec(), 1, 2)
+    }
+    assert (32, 32) in shapes
