@@ -9,6 +9,10 @@ processes its digest of the weights, the cycles of each step, the shortest wall 
 how many times faster it is than one process; also by round. What the machine gives at best is what
 two runs of one process that have nothing to do with each other gain when they run at once: that is
 there by round as well. Exits with 1 if a digest or a number of cycles differs.
+
+With ``--nodes N`` the devices are nodes of boards, N on each, and what is compared with boards of
+one node is how many cycles of a device a second of processor time simulates, in one thread. The
+digests of the weights must then be equal for both, and the cycles for any number of processes.
 """
 
 import argparse
@@ -20,6 +24,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +32,11 @@ from run_digest import newest_weights
 
 from fpgapipe.host.build.build import open_build
 from fpgapipe.host.cli.main import main as command_line
+from fpgapipe.host.runtime.measure import random_samples
 from fpgapipe.host.runtime.run_folder import LOG
 from fpgapipe.host.runtime.run_log import read_log
+from fpgapipe.host.runtime.runtime import RunOptions, open_backend
+from fpgapipe.lowering.units.step_options import scalar_bits
 
 TOOLS = Path(sys.executable).parent
 STEPS = 2
@@ -67,6 +75,53 @@ def finish(process: subprocess.Popen[str], folder: Path, ranks: int) -> dict[str
     }
 
 
+def make(folder: Path, given: argparse.Namespace, nodes: int) -> None:
+    """Build the devices as boards with a number of nodes each."""
+    boards = f"--board u280 --devices {given.devices // nodes} --nodes {nodes}"
+    options = f"--array {given.array} --batch {given.batch} --micro-batches {given.devices}"
+    command = ["build", *boards.split(), *options.split(), "--strategy", "data", "-o", str(folder)]
+    with contextlib.redirect_stdout(sys.stderr):
+        assert command_line(command) == 0
+
+
+def shared(given: argparse.Namespace, scratch: Path) -> int:
+    """Compare nodes that share boards with boards of one node, and print the figures."""
+    folders = {nodes: scratch / str(nodes) for nodes in (1, given.nodes)}
+    for nodes, folder in folders.items():
+        make(folder, given, nodes)
+    runs = {
+        nodes: [step_of(folder, ranks) for ranks in (1, 2)] for nodes, folder in folders.items()
+    }
+    rates: dict[int, list[float]] = {nodes: [] for nodes in folders}
+    with contextlib.ExitStack() as opened:
+        backends = {}
+        for nodes, folder in folders.items():
+            build = open_build(folder)
+            backend = open_backend(build, "sim", RunOptions("sim", threads=1))
+            backends[nodes] = opened.enter_context(backend), random_samples(build.pipeline)
+        for _ in range(given.rounds):
+            for nodes, (backend, batch) in backends.items():
+                begin_s = time.process_time()
+                cycles = backend.step(*batch, scalar_bits()).cycles
+                rates[nodes].append(given.devices * cycles / (time.process_time() - begin_s))
+            print(rates, file=sys.stderr, flush=True)
+    best = {nodes: max(each) for nodes, each in rates.items()}
+    digests = {each["digest"] for found in runs.values() for each in found}
+    equal = len(digests) == 1 and all(one["cycles"] == two["cycles"] for one, two in runs.values())
+    result = {
+        "devices": given.devices,
+        "nodes_of_a_board": given.nodes,
+        "array": given.array,
+        "equal": equal,
+        "runs": runs,
+        "device_cycles_per_cpu_s": best,
+        "share": round(best[given.nodes] / best[1], 3),
+        "goal_share": 0.9,
+    }
+    print(json.dumps(result, indent=2))
+    return not equal
+
+
 def main() -> int:
     """Build, run with each number of processes, and print the figures."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -75,14 +130,14 @@ def main() -> int:
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--ranks", type=int, nargs="+", default=[1, 2, 4])
+    parser.add_argument("--nodes", type=int, default=1, help="nodes of each board")
     given = parser.parse_args()
+    if given.nodes > 1:
+        with tempfile.TemporaryDirectory() as scratch:
+            return shared(given, Path(scratch))
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch) / "b"
-        options = f"--board u280 --devices {given.devices} --array {given.array}"
-        more = f"--batch {given.batch} --micro-batches {given.devices} --strategy data"
-        with contextlib.redirect_stdout(sys.stderr):
-            code = command_line(["build", *options.split(), *more.split(), "-o", str(folder)])
-        assert code == 0
+        make(folder, given, 1)
         step_of(folder, 1)
         other = Path(shutil.copytree(folder, Path(scratch) / "other"))
         rounds, at_once = [], []

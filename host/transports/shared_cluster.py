@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from fpgapipe.errors import UserError
 from fpgapipe.host.terminal.interrupts import kept
+from fpgapipe.sim_tb.cluster.cluster_nodes import LEAST_WINDOW_CYCLES, islands
 from fpgapipe.sim_tb.cluster.core_nodes import cables, core_node
 from fpgapipe.sim_tb.cluster.rank_messages import Ranks, tell
-from fpgapipe.sim_tb.cluster.ranks import LEAST_WINDOW_CYCLES, RankedCluster
+from fpgapipe.sim_tb.cluster.ranks import RankedCluster
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -54,7 +55,7 @@ def ranked_cluster(
     UserError
         On all ranks, if one cannot make its devices.
     """
-    owners = [number * comm.size // len(cores) for number in range(len(cores))]
+    owners = owners_of(comm.size, len(cores), wiring, wires)
     nodes, fault = {}, ""
     try:
         for number, each in enumerate(zip(cores, memory_bytes, memories, strict=True)):
@@ -72,6 +73,30 @@ def ranked_cluster(
         beside = [host for host, _ in places].count(platform.node())
         threads = max(1, len(os.sched_getaffinity(0)) // beside)
     return RankedCluster(ranks, owners, nodes, cables(wiring, wires), threads=threads)
+
+
+def owners_of(
+    ranks: int,
+    devices: int,
+    wiring: Sequence[tuple[End, End]],
+    wires: Sequence[WireSpec],
+) -> list[int]:
+    """Rank that has each device: each rank has a row of islands.
+
+    Raises
+    ------
+    UserError
+        If there are more ranks than islands.
+    """
+    found = islands(devices, cables(wiring, wires))
+    most = max(found) + 1
+    if ranks > most:
+        raise UserError(
+            f"{ranks} processes for {devices} devices: at most {most} can share them, since links "
+            f"that take fewer than {LEAST_WINDOW_CYCLES} cycles, as those within a board, cannot "
+            "lead from one process to another"
+        )
+    return [island * ranks // most for island in found]
 
 
 def _tell_owners(owners: Sequence[int], places: Sequence[tuple[str, int]]) -> None:
@@ -98,8 +123,7 @@ class SharedCluster:
     Raises
     ------
     UserError
-        If there are more ranks than devices, a wire is shorter than `LEAST_WINDOW_CYCLES`, or a
-        rank cannot make its devices.
+        If there are more ranks than islands of devices, or a rank cannot make its devices.
     """
 
     def __init__(
@@ -113,16 +137,7 @@ class SharedCluster:
         threads: int | None = None,
         simulation: Simulation | None = None,
     ) -> None:
-        if comm.size > len(cores):
-            raise UserError(
-                f"{comm.size} processes for {len(cores)} devices: each needs a device of its own"
-            )
-        shortest = min((wire.delay_cycles for wire in wires), default=LEAST_WINDOW_CYCLES)
-        if shortest < LEAST_WINDOW_CYCLES:
-            raise UserError(
-                f"several processes need links with a latency of {LEAST_WINDOW_CYCLES} cycles or "
-                f"more, not {shortest}; run without mpirun"
-            )
+        owners_of(comm.size, len(cores), wiring, wires)
         self._comm = comm
         what = (cores, memory_bytes, memories, wiring, wires, threads, simulation)
         with self._together("create", *what):

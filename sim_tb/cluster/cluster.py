@@ -2,9 +2,10 @@
 
 Whenever Python sees the devices, all are at the same cycle. Between, they run concurrently for
 windows of at most as many cycles as the shortest latency of a wire; after each window, the beats
-that the wires have accepted are handed to the other ends. So a run gives the same results, bit for
-bit and cycle by cycle, whatever the number of threads and the length of the windows. Sampling
-counters changes nothing either, as registers can be read while programs run.
+that the wires have accepted are handed to the other ends. Devices that quick wires join, an island,
+run in one thread, in short windows of their own within a window of all islands. So a run gives the
+same results, bit for bit and cycle by cycle, whatever the number of threads and the length of the
+windows. Sampling counters changes nothing either, as registers can be read while programs run.
 """
 
 import ctypes
@@ -20,7 +21,13 @@ from numpy.typing import NDArray
 from fpgapipe.closing import Closing
 from fpgapipe.hw.hls_models.model.core_protocol import progress_counters
 from fpgapipe.sim_tb.cluster.cluster_library import Member, Reason, Route, cluster_library
-from fpgapipe.sim_tb.cluster.cluster_nodes import Connection, Node
+from fpgapipe.sim_tb.cluster.cluster_nodes import (
+    MAX_WINDOW_CYCLES,
+    Connection,
+    Node,
+    island_window_cycles,
+    islands,
+)
 from fpgapipe.sim_tb.cluster.sampling import (
     Sample,
     Sampler,
@@ -38,8 +45,6 @@ from fpgapipe.sim_tb.native.native import (
 from fpgapipe.sim_tb.native.native_library import RawBeat, RawWire
 from fpgapipe.sim_tb.native.phy import WireCounts, WireSpec
 
-MAX_WINDOW_CYCLES = 1024
-_MIN_ROUND_CYCLES = 64
 _RESET_CYCLES = 4
 _MAX_CYCLES = 1 << 62
 _NO_LIMIT_S = 1e9
@@ -78,10 +83,11 @@ class Cluster(Closing):
         Wires between the nodes. A port is the source of at most one connection and the target of at
         most one. Beats from a port that is not a source are lost.
     threads : int, optional
-        Number of threads; by default the number of processors, at most one per node.
+        Number of threads; by default the number of processors, at most one per node. The nodes of
+        an island run in several if there are more threads than islands.
     window_cycles : int, optional
-        Cycles per window, at most the shortest delay of a wire and at most 1024; by default the
-        largest possible number.
+        Most cycles per window, at most the shortest delay of a wire and at most 1024; by default
+        windows are as long as possible.
     outside : sequence of ((int, int), WireSpec)
         Ports, each given as the numbers of a node and a port, whose wires lead to another process;
         the caller takes their beats (`take_raw`).
@@ -90,7 +96,7 @@ class Cluster(Closing):
     ----------
     nodes, connections : tuple
     window_cycles, threads : int
-        Values in use.
+        Values in use; the window is that between islands, if they run in a thread each.
 
     Raises
     ------
@@ -109,39 +115,47 @@ class Cluster(Closing):
         outside: Sequence[tuple[tuple[int, int], WireSpec]] = (),
     ) -> None:
         self._handle: int | None = None
-        self.nodes = tuple(nodes)
-        self.connections = tuple(connections)
+        self.nodes, self.connections = tuple(nodes), tuple(connections)
         if not self.nodes or len({node.name for node in self.nodes}) != len(self.nodes):
             raise ValueError("a cluster must have nodes, each with a name of its own")
         self._check_connections()
-        delays = [connection.wire.delay_cycles for connection in self.connections]
-        longest = min([*delays, MAX_WINDOW_CYCLES])
-        self.window_cycles = longest if window_cycles is None else window_cycles
-        if not 1 <= self.window_cycles <= longest:
+        delays = (connection.wire.delay_cycles for connection in self.connections)
+        quickest = min([*delays, MAX_WINDOW_CYCLES])
+        most = MAX_WINDOW_CYCLES if window_cycles is None else window_cycles
+        if window_cycles is not None and not 1 <= most <= quickest:
             raise ValueError(
-                f"the window must be 1..{longest} cycles (the quickest wire), not {window_cycles}"
+                f"the window must be 1..{quickest} cycles (the quickest wire), not {window_cycles}"
             )
         threads = len(os.sched_getaffinity(0)) if threads is None else threads
         if not 1 <= threads <= 256:
             raise ValueError(f"a cluster must have 1..256 threads, not {threads}")
         self.threads = min(threads, len(self.nodes))
         # A run can end only between two rounds, whose length does not depend on the window.
-        round_cycles = longest * -(-_MIN_ROUND_CYCLES // longest)
+        round_cycles = island_window_cycles(self.connections)
+        parts = islands(len(self.nodes), self.connections)
+        if self.threads > len(set(parts)):
+            parts = list(range(len(self.nodes)))
+        between = (
+            each.wire.delay_cycles
+            for each in self.connections
+            if parts[each.source[0]] != parts[each.target[0]]
+        )
+        self.window_cycles = min([most, *between])
         self._lent = [node.device.lend() for node in self.nodes]
-        for connection in self.connections:
-            handle, library = self._lent[connection.source[0]]
-            raw = RawWire.of(connection.wire)
-            library.fpgapipe_attach(handle, connection.source[1], ctypes.byref(raw))
-        for (number, port), wire in outside:
+        inside = [(each.source, each.wire) for each in self.connections]
+        for (number, port), wire in [*inside, *outside]:
             handle, library = self._lent[number]
             raw = RawWire.of(wire)
             library.fpgapipe_attach(handle, port, ctypes.byref(raw))
         members = [
-            Member.of(handle, library, node.awaited and node.device.has_irq)
-            for node, (handle, library) in zip(self.nodes, self._lent, strict=True)
+            Member.of(handle, library, node.awaited and node.device.has_irq, part)
+            for node, (handle, library), part in zip(self.nodes, self._lent, parts, strict=True)
         ]
         self._awaits = any(member.awaited for member in members)
-        routes = [Route(*each.source, *each.target) for each in self.connections]
+        routes = [
+            Route(*each.source, *each.target, min(each.wire.delay_cycles, most))
+            for each in self.connections
+        ]
         self._library = cluster_library()
         self._handle = self._library.fpgapipe_cluster_create(
             (Member * len(members))(*members), len(members),
@@ -265,10 +279,7 @@ class Cluster(Closing):
         check_address(address)
         self._check()
         name = self.nodes[number].name
-        register = ctypes.c_uint32(value)
-        response = self._library.fpgapipe_cluster_access(
-            self._open(), number, address, ctypes.byref(register), write, max_cycles
-        )
+        response, found = self.access_for(number, address, value, write, max_cycles)
         if response == -2:
             self._broken = (
                 f"{name}: cycle {self.cycle}: the design did not answer a register access within "
@@ -277,7 +288,7 @@ class Cluster(Closing):
         self._check()
         if response:
             raise DeviceError(f"{name}: {refusal(address, write, response)}")
-        return register.value
+        return found
 
     def run(
         self,

@@ -20,28 +20,30 @@ _CALLS = ("run", "access", "cycle", "flying", "taken", "give", "state")
 
 
 class Member(ctypes.Structure):
-    """A device: its handle, functions of its library, and whether a run awaits its interrupt."""
+    """A device: handle, functions of its library, whether a run awaits its interrupt, its part."""
 
     _fields_ = [
         ("device", ctypes.c_void_p),
         ("calls", ctypes.c_void_p * len(_CALLS)),
         ("awaited", ctypes.c_uint64),
+        ("part", ctypes.c_uint64),
     ]
 
     @classmethod
-    def of(cls, handle: int, library: ctypes.CDLL, awaited: bool) -> "Member":
-        """Describe a device, given its handle and its library."""
+    def of(cls, handle: int, library: ctypes.CDLL, awaited: bool, part: int) -> "Member":
+        """Describe a device; those with the same part run in one thread."""
         calls = [
             ctypes.cast(getattr(library, f"fpgapipe_{name}"), ctypes.c_void_p) for name in _CALLS
         ]
-        return cls(handle, (ctypes.c_void_p * len(_CALLS))(*calls), awaited)
+        return cls(handle, (ctypes.c_void_p * len(_CALLS))(*calls), awaited, part)
 
 
 class Route(ctypes.Structure):
-    """A connection from a port of one device to a port of another."""
+    """A connection from a port of one device to a port of another, and cycles that it allows."""
 
     _fields_ = [
-        (name, ctypes.c_uint64) for name in ("source", "source_port", "target", "target_port")
+        (name, ctypes.c_uint64)
+        for name in ("source", "source_port", "target", "target_port", "window")
     ]
 
 

@@ -1,10 +1,23 @@
-"""Parts of a cluster: its devices, and the wires between their link ports."""
+"""Parts of a cluster: its devices, the wires between their link ports, and its islands.
 
+Nodes that quick wires join form an island, such as those of a board. The nodes of an island are
+stepped together; islands run without each other for as long as a wire between them takes.
+"""
+
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from fpgapipe.hw.hls_models.model.registers import RegisterMap
 from fpgapipe.sim_tb.native.native import NativeDevice
 from fpgapipe.sim_tb.native.phy import WireSpec
+
+LEAST_WINDOW_CYCLES = 64
+"""Wires with a shorter delay join nodes to an island.
+
+In shorter windows no counter could be read while devices run.
+"""
+
+MAX_WINDOW_CYCLES = 1024
 
 
 @dataclass(frozen=True)
@@ -56,3 +69,21 @@ def cable(
     """
     back = back or replace(there, seed=(there.seed + 1) % 2**64)
     return Connection(one, other, there), Connection(other, one, back)
+
+
+def islands(num_nodes: int, connections: Iterable[Connection]) -> list[int]:
+    """Number of the island that each node is in; islands are numbered in order of their nodes."""
+    found = list(range(num_nodes))
+    for each in connections:
+        if each.wire.delay_cycles < LEAST_WINDOW_CYCLES:
+            kept, joined = sorted((found[each.source[0]], found[each.target[0]]))
+            found = [kept if island == joined else island for island in found]
+    numbers = {first: number for number, first in enumerate(sorted(set(found)))}
+    return [numbers[each] for each in found]
+
+
+def island_window_cycles(connections: Iterable[Connection]) -> int:
+    """Cycles for which islands run without each other."""
+    delays = (each.wire.delay_cycles for each in connections)
+    between = (each for each in delays if each >= LEAST_WINDOW_CYCLES)
+    return min(MAX_WINDOW_CYCLES, min(between, default=LEAST_WINDOW_CYCLES))

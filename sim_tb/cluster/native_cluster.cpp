@@ -1,9 +1,10 @@
 // Runs several devices in lock-step: cluster.py builds this library and calls it through ctypes.
 //
-// A device is given by a pointer and the functions of its library (native.cpp with its design). All
-// devices run for a window of cycles, each in some thread; then the beats that their wires have
-// accepted are handed to the other ends. A beat takes at least a window to arrive, so neither the
-// number of threads nor the length of windows has any effect on what a device sees.
+// A device is given by a pointer and the functions of its library (native.cpp with its design), and
+// belongs to a part. All parts run for a window of cycles, each in some thread; then the beats that
+// wires between them have accepted are handed to the other ends. The devices of a part do the same
+// in shorter windows. A beat takes at least a window to arrive, so neither the number of threads nor
+// the length of windows has any effect on what a device sees.
 
 #include <algorithm>
 #include <atomic>
@@ -33,9 +34,11 @@ struct Member {
     void* device;
     Functions call;
     uint64_t awaited;  // whether a run waits for its interrupt
+    uint64_t part;     // devices of one part run in one thread
 };
 struct Route {
     uint64_t source, source_port, target, target_port;
+    uint64_t window;  // cycles for which its ends may run without each other, at most
 };
 struct Reading {
     uint64_t index;  // place of the register in its list
@@ -60,6 +63,20 @@ struct Poll {
     size_t next = never;   // index of the register to read next; beyond the list if none is due
     uint64_t begun = 0;    // cycle in which its reading began
     bool open = false;     // whether a reading has begun and continues in the next window
+};
+
+// What runs in windows: the devices of a thread with the wires between them; or all parts, with the
+// wires between those.
+struct Part {
+    std::vector<uint64_t> members;
+    std::vector<Route> routes;
+    uint64_t window = never;
+    uint64_t moved = 0;  // cycle of the last beat from a device without watched registers
+
+    void add(const Route& route) {
+        routes.push_back(route);
+        window = std::min(window, route.window);
+    }
 };
 
 // A register is read only if this many cycles are left in the round, after which the bus may be
@@ -161,13 +178,22 @@ class Cluster {
     Cluster(const Member* members, uint64_t count, const Route* routes, uint64_t num_routes,
             uint64_t window, uint64_t round, uint64_t threads)
         : members_(members, members + count),
-          routes_(routes, routes + num_routes),
-          window_(window),
           round_(round),
           threads_(unsigned(std::max<uint64_t>(1, std::min(threads, count)))),
           watch_(count),
           sample_(count) {
         for (Poll& poll : sample_) poll.keeps = true;
+        between_.window = shortest_ = window;
+        for (uint64_t number = 0; number < count; ++number) {
+            const uint64_t part = members[number].part;
+            if (part >= parts_.size()) parts_.resize(part + 1);
+            parts_[part].members.push_back(number);
+        }
+        for (const Route* route = routes; route != routes + num_routes; ++route) {
+            const uint64_t source = members[route->source].part, target = members[route->target].part;
+            (source == target ? parts_[source] : between_).add(*route);
+            shortest_ = std::min(shortest_, route->window);
+        }
     }
 
     // Set the registers of a device to be sampled (`keeps` 1), or the watched ones, whose change
@@ -206,7 +232,11 @@ class Cluster {
     uint64_t cycle() const { return cycle_; }
 
     // Last cycle in which something was found to move, or in which the run began.
-    uint64_t moved() const { return moved_; }
+    uint64_t moved() const {
+        uint64_t moved = std::max(moved_, between_.moved);
+        for (const Part& part : parts_) moved = std::max(moved, part.moved);
+        return moved;
+    }
 
     // The state between two runs, without that of the devices, as words. Registers that were being
     // read when a run ended are read further when the next one begins.
@@ -248,6 +278,8 @@ class Cluster {
     void begin(uint64_t stall_cycles) {
         stall_cycles_ = stall_cycles;
         moved_ = cycle_;
+        for (Part& part : parts_) part.moved = 0;
+        between_.moved = 0;
         watch_next_ = stall_cycles ? cycle_ : never;
     }
 
@@ -258,15 +290,16 @@ class Cluster {
         const auto last = clock::now() + std::chrono::duration<double>(seconds);
         const uint64_t end = cycle_ + cycles;
         if (until_irq && all_high()) return INTERRUPTS;
-        Team team(threads_, members_.size(), [this](uint64_t number) { advance(number); });
+        Team team(threads_, parts_.size(), [this](uint64_t number) { advance(parts_[number]); });
         while (cycle_ < end) {
             round_end_ = std::min(cycle_ + round_, end);
             begin_polls(sample_, sample_next_, sample_cycles_);
             begin_polls(watch_, watch_next_, std::max<uint64_t>(stall_cycles_ / 4, 1));
             while (cycle_ < round_end_) {
-                target_ = std::min(cycle_ + window_, round_end_);
+                target_ = std::min(cycle_ + between_.window, round_end_);
                 team();
-                if (exchange()) return FAILED;
+                exchange(between_, target_);
+                if (has_failed()) return FAILED;
                 cycle_ = target_;
             }
             if (until_irq && all_high()) return INTERRUPTS;
@@ -302,7 +335,7 @@ class Cluster {
         const Member& member = members_[number];
         int code = -2;
         while (code == -2 && limit) {
-            const uint64_t most = std::min(window_, limit);
+            const uint64_t most = std::min(shortest_, limit);
             code = member.call.access(member.device, address, value, write, most, true);
             if (code == -1) return code;
             target_ = member.call.cycle(member.device);
@@ -310,7 +343,9 @@ class Cluster {
             for (const Member& other : members_) {
                 if (&other != &member) other.call.run(other.device, target_ - cycle_, false);
             }
-            if (exchange()) return -1;
+            for (Part& part : parts_) exchange(part, target_);
+            exchange(between_, target_);
+            if (has_failed()) return -1;
             cycle_ = target_;
         }
         return code;
@@ -324,16 +359,26 @@ class Cluster {
         }
     }
 
-    // Run a device to the end of the window.
-    void advance(uint64_t number) {
+    // Run the devices of a part to the end of the window; a device that has failed stays behind.
+    void advance(Part& part) {
+        for (uint64_t now = cycle_; now < target_;) {
+            now += std::min(part.window, target_ - now);
+            for (uint64_t number : part.members) advance(number, now);
+            exchange(part, now);
+        }
+    }
+
+    // Run a device to a cycle.
+    void advance(uint64_t number, uint64_t target) {
         const Member& member = members_[number];
-        if (sample_[number].open || !ask(watch_[number], number)) ask(sample_[number], number);
+        if (sample_[number].open || !ask(watch_[number], number, target))
+            ask(sample_[number], number, target);
         const uint64_t now = member.call.cycle(member.device);
-        if (now < target_) member.call.run(member.device, target_ - now, false);
+        if (now < target) member.call.run(member.device, target - now, false);
     }
 
     // Read registers while there is time left; returns whether the bus must not be used further.
-    bool ask(Poll& poll, uint64_t number) {
+    bool ask(Poll& poll, uint64_t number, uint64_t target) {
         const Member& member = members_[number];
         while (poll.next < poll.addresses.size()) {
             const uint64_t now = member.call.cycle(member.device);
@@ -343,7 +388,7 @@ class Cluster {
             }
             uint32_t value = 0;
             const int code = member.call.access(member.device, poll.addresses[poll.next], &value,
-                                                false, target_ - now, true);
+                                                false, target - now, true);
             poll.open = code == -2;
             if (code < 0) return true;
             if (code == 0) {
@@ -356,17 +401,20 @@ class Cluster {
         return false;
     }
 
-    // Hand the beats on all wires to their receivers; returns whether a device has failed.
-    bool exchange() {
-        for (const Route& route : routes_) {
+    // Hand the beats on the wires of a part to their receivers.
+    void exchange(Part& part, uint64_t now) {
+        for (const Route& route : part.routes) {
             const Member &source = members_[route.source], &target = members_[route.target];
             uint64_t count = 0;
             const void* beats = source.call.flying(source.device, route.source_port, &count);
             if (!count) continue;
             target.call.give(target.device, route.target_port, beats, count);
             source.call.taken(source.device, route.source_port);
-            if (watch_[route.source].addresses.empty()) moved_ = target_;
+            if (watch_[route.source].addresses.empty()) part.moved = now;
         }
+    }
+
+    bool has_failed() const {
         for (const Member& member : members_) {
             if (state_of(member).failed) return true;
         }
@@ -394,12 +442,14 @@ class Cluster {
             if (active != never) moved_ = std::max(moved_, active);
             moved_ = std::max(moved_, watch_[i].changed);
         }
-        return cycle_ - moved_ >= stall_cycles_;
+        return cycle_ - moved() >= stall_cycles_;
     }
 
     const std::vector<Member> members_;
-    const std::vector<Route> routes_;
-    const uint64_t window_, round_;
+    std::vector<Part> parts_;
+    Part between_;
+    uint64_t shortest_;  // window of all devices, in which one of them alone is accessed
+    const uint64_t round_;
     const unsigned threads_;
 
     std::vector<uint64_t> saved_;

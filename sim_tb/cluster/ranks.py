@@ -1,9 +1,10 @@
 """A cluster whose devices belong to several processes, which run in lock-step over MPI.
 
-Each process, called a rank, has some of the devices and makes the same calls in the same order.
-After each window, of as many cycles as the shortest latency of a wire, all ranks exchange the beats
-on wires between them, and what decides whether the run goes on. So a run gives the same results,
-bit for bit and cycle by cycle, as `Cluster` does in one process, for any number of ranks.
+Each process, called a rank, has some of the islands of devices and makes the same calls in the same
+order. After each window, of as many cycles as the shortest latency of a wire between islands, all
+ranks exchange the beats on wires between them, and what decides whether the run goes on. So a run
+gives the same results, bit for bit and cycle by cycle, as `Cluster` does in one process, for any
+number of ranks.
 """
 
 from __future__ import annotations
@@ -14,8 +15,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from fpgapipe.sim_tb.cluster.cluster import MAX_WINDOW_CYCLES, Cluster
+from fpgapipe.sim_tb.cluster.cluster import Cluster
 from fpgapipe.sim_tb.cluster.cluster_library import Reason
+from fpgapipe.sim_tb.cluster.cluster_nodes import LEAST_WINDOW_CYCLES, island_window_cycles
 from fpgapipe.sim_tb.native.native import (
     DeviceError,
     check_address,
@@ -29,9 +31,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from fpgapipe.sim_tb.cluster.cluster_nodes import Connection, Node
-
-LEAST_WINDOW_CYCLES = 64
-"""Least latency of the wires: in shorter windows no counter could be read while devices run."""
 
 _TOLD_S = 1.0
 
@@ -89,8 +88,7 @@ class RankedCluster:
     Raises
     ------
     ValueError
-        If a rank has no node, a node of this rank is missing, or a wire has fewer than
-        `LEAST_WINDOW_CYCLES` cycles.
+        If a rank has no node, a node of this rank is missing, or ranks share an island.
     """
 
     def __init__(
@@ -110,13 +108,14 @@ class RankedCluster:
         if sorted(nodes) != own:
             raise ValueError(f"rank {comm.rank} must have the nodes {own}, not {sorted(nodes)}")
         self._places = {number: place for place, number in enumerate(own)}
-        delays = [connection.wire.delay_cycles for connection in connections]
-        self.window_cycles = min([*delays, MAX_WINDOW_CYCLES])
-        if self.window_cycles < LEAST_WINDOW_CYCLES:
-            raise ValueError(
-                f"wires of several ranks need {LEAST_WINDOW_CYCLES} cycles or more, not "
-                f"{self.window_cycles}"
-            )
+        for each in connections:
+            one, other = (owners[end[0]] for end in (each.source, each.target))
+            if one != other and each.wire.delay_cycles < LEAST_WINDOW_CYCLES:
+                raise ValueError(
+                    f"wires between ranks need {LEAST_WINDOW_CYCLES} cycles or more, not "
+                    f"{each.wire.delay_cycles}"
+                )
+        self.window_cycles = island_window_cycles(connections)
         within: list[Connection] = []
         self._leaving: dict[int, tuple[int, int]] = {}
         self._coming: dict[int, tuple[int, int]] = {}

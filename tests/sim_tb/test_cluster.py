@@ -91,15 +91,22 @@ BAD_WIRE = {
 }  # fmt: skip
 
 
+TWO_ISLANDS = (1, 100, 2, 100)
+
+
 def mesh(latency, **options):
-    """A chain of four with cables of three widths, whose ends are also joined."""
+    """A chain of four with cables of three widths, whose ends are also joined.
+
+    The latency is that of all wires, or there is one for each node and the one after it.
+    """
+    latencies = (latency,) * 4 if isinstance(latency, int) else latency
     wires = []
     for port in range(3):
         for index in range(4 if port == 0 else 3):
             spec = WireSpec(
                 phy_bytes=WIDTHS[port],
                 bytes_per_cycle=WIDTHS[port] * Fraction(4, 5),
-                latency_cycles=latency,
+                latency_cycles=latencies[index],
                 skew_cycles=index,
                 seed=10 * port + index,
                 **options,
@@ -127,14 +134,21 @@ def results(one, cycles=4000):
     return found
 
 
-def test_result_is_always_the_same(cluster):
-    expected = results(cluster(4, mesh(40, **BAD_WIRE), threads=1))
+@pytest.mark.parametrize(
+    ("latency", "windows"),
+    [
+        (40, [(2, None), (4, None), (1, 1), (2, 7), (3, 39)]),
+        (TWO_ISLANDS, [(2, None), (3, None), (4, None), (1, 1), (3, 1)]),
+    ],
+)
+def test_result_is_always_the_same(cluster, latency, windows):
+    expected = results(cluster(4, mesh(latency, **BAD_WIRE), threads=1))
     assert expected[2].irq_cycle is not None
     assert expected[-1].beats > 500
-    for threads, window in [(2, None), (4, None), (1, 1), (2, 7), (3, 39)]:
-        one = cluster(4, mesh(40, **BAD_WIRE), threads=threads, window_cycles=window)
+    for threads, window in windows:
+        one = cluster(4, mesh(latency, **BAD_WIRE), threads=threads, window_cycles=window)
         assert results(one) == expected
-    again = cluster(4, mesh(40, **BAD_WIRE))
+    again = cluster(4, mesh(latency, **BAD_WIRE))
     results(again)
     again.reset()
     assert results(again) == expected
@@ -391,6 +405,11 @@ def test_waves_of_one_device(library, cluster, tmp_path):
             ring((5, 6)),
             {"window_cycles": 6},
             "the window must be 1..5 cycles (the quickest wire), not 6",
+        ),
+        (
+            ring((5, 6)),
+            {"window_cycles": 0},
+            "the window must be 1..5 cycles (the quickest wire), not 0",
         ),
         ([], {"threads": 0}, "a cluster must have 1..256 threads, not 0"),
     ],

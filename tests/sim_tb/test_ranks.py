@@ -1,23 +1,23 @@
 """Clusters whose devices belong to several ranks: the same results for any number of them."""
 
-import itertools
 import json
 import queue
 import subprocess
 import sys
 import threading
+from itertools import product
 from pathlib import Path
 
 import numpy as np
 import pytest
 from launchers import mpiexec
 from link_designs import DIGEST, FAULT, FAULTS, RECEIVED, SENDS, STEP, UNTIL, LinkDesign
-from test_cluster import BAD_WIRE, mesh
+from test_cluster import BAD_WIRE, TWO_ISLANDS, mesh
 
 from fpgapipe.hw.rtl.verilog import verilog_of
-from fpgapipe.sim_tb.cluster.cluster import MAX_WINDOW_CYCLES, Cluster
+from fpgapipe.sim_tb.cluster.cluster import Cluster
 from fpgapipe.sim_tb.cluster.cluster_library import Reason
-from fpgapipe.sim_tb.cluster.cluster_nodes import Node
+from fpgapipe.sim_tb.cluster.cluster_nodes import MAX_WINDOW_CYCLES, Node
 from fpgapipe.sim_tb.cluster.ranks import RankedCluster
 from fpgapipe.sim_tb.native.native import DeviceError, NativeDevice, build_native
 
@@ -54,7 +54,7 @@ class Threads:
 
 def in_ranks(size, job):
     """Results of a function that each rank calls with its communicator."""
-    pairs = itertools.product(range(size), repeat=2)
+    pairs = product(range(size), repeat=2)
     shared = {
         "values": [None] * size,
         "barrier": threading.Barrier(size),
@@ -115,20 +115,24 @@ def alone(library, latency=80):
 
 
 @pytest.mark.parametrize(
-    "owners", [(0,) * 4, (0, 0, 1, 1), (1, 0, 0, 1), (0, 1, 2, 2), (3, 2, 1, 0)]
+    ("owners", "latency"),
+    [
+        *product([(0,) * 4, (0, 0, 1, 1), (1, 0, 0, 1), (0, 1, 2, 2), (3, 2, 1, 0)], [80]),
+        *product([(0, 0, 1, 1), (1, 1, 0, 0)], [TWO_ISLANDS]),
+    ],
 )
-def test_the_result_does_not_depend_on_the_ranks(library, owners):
+def test_the_result_does_not_depend_on_the_ranks(library, owners, latency):
     """Digests of beats and their cycles, on wires with all kinds of errors."""
 
     def job(comm):
-        one = ranked(comm, library, owners, threads=1 + comm.rank % 2)
+        one = ranked(comm, library, owners, latency, threads=1 + comm.rank % 2)
         found = results(one)
         one.close()
         return found
 
     found, errors = in_ranks(max(owners) + 1, job)
     assert errors == [None] * len(errors)
-    expected = alone(library)
+    expected = alone(library, latency)
     assert expected[2][0] is not None
     assert all(each == expected for each in found)
 
@@ -208,7 +212,8 @@ def test_memories_of_other_ranks(library):
     ("owners", "latency", "says"),
     [
         ((0, 0, 0, 0), 80, r"^each of 2 ranks must have a node of 4$"),
-        ((0, 0, 1, 1), 63, r"^wires of several ranks need 64 cycles or more, not 63$"),
+        ((0, 0, 1, 1), 62, r"^wires between ranks need 64 cycles or more, not 63$"),
+        ((0, 1, 1, 1), TWO_ISLANDS, r"^wires between ranks need 64 cycles or more, not 1$"),
     ],
 )
 def test_refuses(library, owners, latency, says):
