@@ -5,7 +5,8 @@ combinations of these are planned one by one and priced by their programs: 16 an
 and so on up to the most columns that fit, all divisors of the batch, and the schedules that can be
 built and whose updates are not late; of larger networks, a random sample of combinations. Prices
 are kept in the cache, so a bench that was stopped goes on where it was. Progress goes to standard
-error, a line for each case. With --boards, the clusters are chains of these in all orders.
+error, a line for each case. With --boards, the clusters are chains of these in all orders for which
+the boards have ports.
 """
 
 import argparse
@@ -125,7 +126,12 @@ def main() -> None:
     )
     given = parser.parse_args()
     if given.boards:
-        clusters = [chain_of_unlike(each) for each in permutations(given.boards.split(","))]
+        clusters = []
+        for order in permutations(given.boards.split(",")):
+            try:
+                clusters.append(chain_of_unlike(order))
+            except UserError as error:
+                print(f"left out: {error}", file=sys.stderr)
     else:
         board, counts = load_board(given.board), given.devices or (1, 2)
         clusters = [chain_of(board, count).spec for count in counts]
