@@ -7,10 +7,14 @@ is that of one transfer of the tensor at the payload rate of a link, which is th
 frames' trailers. Every simulated device must end with the sum in the order of the devices, bit for
 bit. Cores have 8 x 8 cells; wires carry 16 bytes a cycle and take 128 cycles. ``--predict`` leaves
 the simulated devices out.
+
+``--on-chip`` gives the time of nodes of a board instead, which on-chip links join across a boundary
+of dies: by the cycle model, and how many times the tensor's bytes pass through a node's memory.
 """
 
 import argparse
 import json
+from dataclasses import replace
 from fractions import Fraction
 from functools import partial
 from itertools import product
@@ -20,11 +24,13 @@ import numpy as np
 
 from fpgapipe.hw.hls_models.cycles.cluster_cycles import predict_cluster
 from fpgapipe.hw.hls_models.cycles.core_cycles import MemorySpec
+from fpgapipe.hw.hls_models.cycles.link_cycles import WireTiming
 from fpgapipe.hw.hls_models.isa.instructions import Instruction, encode
 from fpgapipe.hw.hls_models.model.core_protocol import check_program, prepare_program
 from fpgapipe.hw.hls_models.model.registers import RegisterMap
 from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec, ScratchpadSpec, VectorSpec
 from fpgapipe.hw.hls_models.spec.link import LinkEngineSpec, LinkState
+from fpgapipe.hw.hls_models.spec.on_chip import ON_CHIP_BYTES, OnChipSpec
 from fpgapipe.lowering.memory.placed import Placed, page
 from fpgapipe.lowering.placement import Placement
 from fpgapipe.lowering.program.assemble import assemble
@@ -159,16 +165,40 @@ def measured(
     }
 
 
+def on_chip(num_devices: int, elements: int, memory: MemorySpec) -> dict[str, Any]:
+    """Figures of a number of nodes of a board."""
+    placement = Placement.chain(num_devices)
+    programs = [
+        program_of(Member.of(placement, number), elements)[0] for number in range(num_devices)
+    ]
+    cycles = predict_cluster(
+        programs,
+        [replace(CORE, links=(OnChipSpec(), OnChipSpec()))] * num_devices,
+        placement.wires,
+        memories=[memory] * num_devices,
+        wires=[WireTiming(ON_CHIP_BYTES, 3)] * len(placement.wires),
+    ).cycles
+    return {
+        "nodes": num_devices,
+        "bytes": 4 * elements,
+        "memory_bytes_per_cycle": memory.bytes_per_cycle,
+        "cycle_model": cycles,
+        "bytes_of_memory_per_byte": cycles * memory.bytes_per_cycle / (4 * elements),
+    }
+
+
 def main() -> None:
     """Print the figures."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--predict", action="store_true")
+    parser.add_argument("--on-chip", action="store_true")
     parser.add_argument("--devices", type=int, nargs="+", default=[2, 4, 8])
     parser.add_argument("--bytes", type=int, default=1 << 20)
     parser.add_argument("--memory", type=int, nargs="+", default=[64, 128])
     given = parser.parse_args()
+    one = on_chip if given.on_chip else partial(measured, simulate=not given.predict)
     found = [
-        measured(count, given.bytes // 4, MemorySpec(memory), simulate=not given.predict)
+        one(count, given.bytes // 4, MemorySpec(memory))
         for count, memory in product(given.devices, given.memory)
     ]
     print(json.dumps(found, indent=1))
