@@ -27,12 +27,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def cli(capsys, monkeypatch):
     """Run the command line in this process; gives exit code, standard output, standard error.
 
-    Lines of progress, which standard error would have on a slow machine only, do not come.
+    Lines of progress and of where the time went, which standard error would have on a slow machine
+    only, do not come.
     """
     from fpgapipe.host.cli.main import main
+    from fpgapipe.host.cli.options import options
     from fpgapipe.host.terminal import progress
 
     monkeypatch.setattr(progress, "FIRST_S", 3600.0)
+    monkeypatch.setattr(options, "LONG_S", 3600.0)
 
     def run(*args: str) -> tuple[int, str, str]:
         capsys.readouterr()

@@ -405,17 +405,18 @@ class _Search:
             return "compared by estimates alone"
         others = [look for look in looks if self.best_of.get(look, inf) == inf]
         told = (
-            f"{len(exact)} plans, of {len(looks) - len(others)} pairs of a core and a number of "
-            "micro-batches, were compared by whole programs"
+            f"compared by whole programs: {len(exact)} plan{'s' if len(exact) > 1 else ''} from "
+            f"{len(looks) - len(others)} of {len(looks)} pairs of a core and a number of "
+            "micro-batches"
         )
         slow = sum(look.least_s >= best.seconds for look in others)
         if slow:
-            told += f"; {slow} other pairs are slower even by formulas"
+            told += f"; slower even by formulas: {slow}"
         if slow < len(others):
             gain = best.seconds / min(look.least_s for look in others) - 1
             told += (
-                f"; {len(others) - slow} are not near the best or take long to time, and by "
-                f"formulas could be at most {gain:.0%} faster"
+                f"; not near the best, or long to time: {len(others) - slow}, which by formulas "
+                f"could be at most {gain:.0%} faster"
             )
         if chosen is not best:
             core = best.plan.nodes[0].core

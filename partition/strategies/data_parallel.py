@@ -274,8 +274,8 @@ class _Look:
     @cached_property
     def key(self) -> str:
         """Name of the cores and of the number of devices that share samples."""
-        kinds = {node.board: node.spec for node in self.plan.nodes}
-        return repr((kinds, self.plan.sharers, self.plan.division.sizes))
+        kinds = dict.fromkeys((node.board, node.spec) for node in self.plan.nodes)
+        return repr((list(kinds), self.plan.sharers, self.plan.division.sizes))
 
     @property
     def estimate_s(self) -> float:
