@@ -12,7 +12,7 @@ from fpgapipe.host.make.networks import Load, loader
 from fpgapipe.host.make.planning import spec_of
 from fpgapipe.host.terminal.console import Table, scaled
 from fpgapipe.host.terminal.progress import Progress, silent
-from fpgapipe.host.terminal.result import Result
+from fpgapipe.host.terminal.result import ENDED, Result
 from fpgapipe.hw.hls_models.spec.device import ClusterSpec
 from fpgapipe.partition.explore.explorer import Request
 from fpgapipe.partition.schedule.schedule_kinds import compared_schedules
@@ -56,6 +56,7 @@ class Compared(Result):
                 for entry in self.found.entries
             ],
             "refused": list(self.found.refused),
+            "is_whole": self.found.is_whole,
         }
 
     def shown(self) -> Iterator[Table | str]:
@@ -85,6 +86,8 @@ class Compared(Result):
         )
         for reason in self.found.refused:
             yield f"left out: {reason}"
+        if not self.found.is_whole:
+            yield ENDED
 
 
 def _times(ratio: float | None) -> str:

@@ -16,7 +16,7 @@ from fpgapipe.host.report.drawing.timetable import counted
 from fpgapipe.host.report.pages.front_plot import Point, plot_text
 from fpgapipe.host.terminal.console import Table, count, scaled
 from fpgapipe.host.terminal.progress import Progress, silent
-from fpgapipe.host.terminal.result import Result
+from fpgapipe.host.terminal.result import ENDED, Result
 from fpgapipe.partition.cost.cores import RESOURCES
 from fpgapipe.partition.explore.explorer import Request, explore
 from fpgapipe.partition.explore.planned import as_plan
@@ -164,7 +164,7 @@ class Explored(Result):
         for reason in self.refused:
             yield f"left out: {reason}"
         if not self.is_whole:
-            yield "the search was ended before all was tried"
+            yield ENDED
         yield self.sentence
 
     @property

@@ -19,7 +19,7 @@ from fpgapipe.host.make.networks import Load, Loader, loader
 from fpgapipe.host.report.pages.oracle_plot import plot_text
 from fpgapipe.host.terminal.console import Table, scaled
 from fpgapipe.host.terminal.progress import Progress, silent
-from fpgapipe.host.terminal.result import Result
+from fpgapipe.host.terminal.result import ENDED, Result
 from fpgapipe.hw.hls_models.spec.device import ClusterSpec
 from fpgapipe.jobs import results
 from fpgapipe.json_faults import faults_of
@@ -158,7 +158,7 @@ class Answers(Result):
         for reason in self.reasons:
             yield f"left out: {reason}"
         if not self.is_whole:
-            yield "the search was ended before all was tried"
+            yield ENDED
 
     def plot(self, *, as_page: bool = False) -> str:
         """Text of a picture of speed over the number of devices: SVG, or a page."""

@@ -10,6 +10,9 @@ from fpgapipe.host.terminal.console import Table, print_json
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+ENDED = "the search was ended before all was tried"
+"""What a result says that the user did not wait for."""
+
 
 class Result(ABC):
     """What a command finds out; ``print(result)`` shows what the command prints.

@@ -78,10 +78,19 @@ class Entry:
 
 @dataclass(frozen=True)
 class Comparison:
-    """All ways of training that fit, and the reasons why the others do not."""
+    """All ways of training that fit, and the reasons why the others do not.
+
+    Attributes
+    ----------
+    entries : tuple of Entry
+    refused : tuple of str
+    is_whole : bool
+        Whether all ways were tried; they were not if the user ended the search.
+    """
 
     entries: tuple[Entry, ...]
     refused: tuple[str, ...]
+    is_whole: bool = True
 
     def find(self, name: str) -> Entry | None:
         """The entry with a given name; None if that way does not fit."""
@@ -93,7 +102,7 @@ def compare(
     network: str,
     on_step: Callable[[int, int], object] = lambda done, total: None,
 ) -> Comparison:
-    """Time every way to train a mini-batch.
+    """Time every way to train a mini-batch; the user may end it, and has the ways that are there.
 
     Parameters
     ----------
@@ -105,11 +114,17 @@ def compare(
         Called with the number of steps done and their total.
     """
     names = [*_WAYS, *request.schedules]
-    found = results(_way, [(name, request, network) for name in names], on_step)
+    found: list[list[Entry | str]] = []
+    is_whole = True
+    try:
+        results(_way, [(name, request, network) for name in names], on_step, found)
+    except KeyboardInterrupt:
+        if not any(isinstance(each, Entry) for part in found for each in part):
+            raise
+        is_whole = False
     entries = tuple(each for part in found for each in part if isinstance(each, Entry))
-    return Comparison(
-        entries, tuple(each for part in found for each in part if isinstance(each, str))
-    )
+    refused = tuple(each for part in found for each in part if isinstance(each, str))
+    return Comparison(entries, refused, is_whole)
 
 
 def _way(name: str, request: Request, network: str) -> list[Entry | str]:

@@ -16,6 +16,7 @@ from fpgapipe.host.make.run import Asked
 from fpgapipe.hw.hls_models.spec.core_spec import NoRoom
 from fpgapipe.hw.rtl import core_verilog
 from fpgapipe.network.load import load_network
+from fpgapipe.partition.strategies import comparison
 
 CHAIN = ("--board", "u280", "--devices", 2)
 SMALL = (*CHAIN, "--array", "8x8", "--batch", 8)
@@ -305,6 +306,20 @@ def test_answers_that_are_there_stay_when_the_user_ends_the_oracle(monkeypatch):
     assert str(answers).endswith("the search was ended before all was tried")
     with pytest.raises(KeyboardInterrupt):
         fpgapipe.oracle("digits-cnn", [1], board="u280", array=(8, 8), strategies=["pipeline"])
+
+
+def test_ways_that_are_there_stay_when_the_user_ends_the_comparison(monkeypatch, chain):
+    def ended(request, network):
+        raise KeyboardInterrupt
+
+    monkeypatch.setitem(comparison._WAYS, "data parallel", ended)
+    found = fpgapipe.compare("digits-cnn", chain, batch=4)
+    assert [each.name for each in found.found.entries] == ["one device"]
+    assert not found.to_dict()["is_whole"]
+    assert str(found).endswith("the search was ended before all was tried")
+    monkeypatch.setitem(comparison._WAYS, "one device", ended)
+    with pytest.raises(KeyboardInterrupt):
+        fpgapipe.compare("digits-cnn", chain, batch=4)
 
 
 @pytest.mark.parametrize("array", ["16x32", "16", (16,), (16.0, 32), (0, 16), (8, 4096), 8])
