@@ -447,6 +447,7 @@ def plan_board(
     *,
     batch: int = 64,
     micro_batches: int | None = None,
+    strategy: str | None = None,
     array: tuple[int, int] | None = None,
     progress: Progress = silent,
     **options: Any,
@@ -459,6 +460,9 @@ def plan_board(
     board : Board
     num_boards : int
         Number of such boards, cabled in a chain.
+    strategy : str, optional
+        As for `plan`; the faster one of a pipeline and data parallelism if it is not given, or a
+        pipeline if options say something of its order.
     batch, micro_batches, array, progress, **options
         As for `plan`.
 
@@ -478,14 +482,39 @@ def plan_board(
         count = source.micro_batches(batch, micro_batches)
         return Request(source, batch, cluster.spec, num_microbatches=count, array=array)
 
-    def planned_on(cluster: Cluster) -> Planned | PlannedDegrees:
+    has_order = options.get("schedule", "auto") != "auto"
+    has_order = has_order or any(options.get(name) for name in ("order", "objective", "free_order"))
+    names = (strategy,) if strategy else ("pipeline",) if has_order else ("pipeline", "data")
+
+    def planned_by(name: str, cluster: Cluster) -> Planned | PlannedDegrees:
         asked: dict[str, Any] = {
             **options,
             "batch": batch,
             "micro_batches": micro_batches,
             "array": array,
         }
-        return plan(network, cluster, progress=progress, **asked)
+        return plan(network, cluster, strategy=name, progress=progress, **asked)
+
+    def planned_on(cluster: Cluster) -> Planned | PlannedDegrees:
+        if len(names) == 1 or len(cluster.device_names) == 1:
+            return planned_by(names[0], cluster)
+        found: list[Planned] = []
+        refused: dict[str, UserError] = {}
+        for name in names:
+            try:
+                each = planned_by(name, cluster)
+            except UserError as error:
+                refused[name] = error
+            else:
+                assert isinstance(each, Planned)
+                found.append(each)
+        if not found:
+            raise next(iter(refused.values()))
+        return replace(
+            min(found, key=lambda each: rank(each.plan)),
+            compared={each.plan.kind: each.plan for each in found},
+            refused=tuple(f"{name}: {error}" for name, error in refused.items()),
+        )
 
     clusters, num_dies = ways_to_share(board, num_boards), len(board.fabric.dies)
     found, ways = fastest_sharing(clusters, num_dies, request_on, planned_on)

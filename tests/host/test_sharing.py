@@ -2,6 +2,7 @@
 
 import copy
 import json
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -127,6 +128,40 @@ def test_formulas_are_not_taken_for_programs(monkeypatch):
     assert 4 in plans
     found_per_s = [way.planned_per_s for way in found.ways if way.planned_per_s]
     assert found_per_s == pytest.approx([30.0, 32.0, 40.0 / LEFT_OUT])
+
+
+@pytest.mark.parametrize(
+    ("options", "asked"),
+    [
+        ({}, {"pipeline", "data"}),
+        ({"schedule": "zb-h1"}, {"pipeline"}),
+        ({"free_order": True}, {"pipeline"}),
+        ({"strategy": "data"}, {"data"}),
+    ],
+)
+def test_the_nodes_of_a_board_may_share_the_samples(options, asked, monkeypatch):
+    """The faster one of a pipeline and data parallelism, where nobody asks for either."""
+    one = chain_of(load_board("u50"), 1)
+    known = fpgapipe.plan("digits-cnn", one, batch=8, micro_batches=1, schedule="gpipe")
+    seconds, names = {"pipeline": 2.0, "data": 1.0}, set()
+
+    def planned(network, cluster, *, strategy, **others):
+        names.add(strategy)
+        predicted = known.plan.predicted.model_copy(update={"minibatch_s": seconds[strategy]})
+        return replace(known, plan=known.plan.model_copy(update={"predicted": predicted}))
+
+    monkeypatch.setattr(plan_module, "plan", planned)
+    found = fpgapipe.plan_board("digits-cnn", load_board("u50"), batch=8, **options)
+    assert names == asked
+    assert found.plan.predicted.minibatch_s == min(seconds[name] for name in asked)
+
+
+def test_nodes_that_cannot_share_the_samples(cli):
+    given = ("plan", "digits-cnn", "--board", "u50", "--batch", 4, "--micro-batches", 1)
+    code, out, err = cli(*given)
+    assert code == 0, err
+    reason = "data: a batch of 4 samples cannot be shared equally by 3 devices"
+    assert f"not possible, {reason}" in out
 
 
 def test_what_a_node_does_alone_needs_no_room_for_the_rest():

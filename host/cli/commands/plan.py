@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
 import fpgapipe
 from fpgapipe.host.cli.options import ranges
@@ -69,7 +70,8 @@ def plan(network: str | None, profile: str | None, as_json: bool, **options: Any
     """Search schedules, micro-batch sizes, array shapes and cuts for the fastest that fits.
 
     NETWORK is as for 'inspect'; the cluster is a --cluster file, or --devices of a --board in a
-    chain. A --board alone is shared among as many --nodes as are fastest. With --profile, measured
+    chain. A --board alone is shared among as many --nodes as are fastest, in a pipeline or with
+    data parallelism. With --profile, measured
     times are planned for --devices equal ones joined by --bandwidth.
     """
     if options["from_csv"] and options["schedule"] != "auto":
@@ -110,6 +112,9 @@ def _plan_network(network: str, options: dict[str, Any], as_json: bool) -> None:
     }
     rest = (devices, cluster_file, nodes, options["array"], options["from_csv"])
     if board is not None and rest == (None,) * len(rest):
+        source = click.get_current_context().get_parameter_source("strategy")
+        if source is ParameterSource.DEFAULT:
+            settings["strategy"] = None
         found = fpgapipe.plan_board(network, fpgapipe.load_board(board), **settings)
     else:
         cluster = chosen_cluster(board, devices, cluster_file, nodes)
