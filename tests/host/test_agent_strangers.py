@@ -377,6 +377,7 @@ def test_an_agent_that_stands_still_is_noticed(keys, apart, monkeypatch):
             way.read_register(0)
 
 
+@pytest.mark.usefixtures("interruptible")
 @pytest.mark.parametrize("order", [("CONT", "INT"), ("INT", "CONT")], ids="-".join)
 def test_ctrl_c_beside_the_end_of_a_stop(apart, order):
     """Another thread may be handed the signal, as the main one still stands."""

@@ -28,6 +28,7 @@ def said(body):
     return done.stdout.splitlines()
 
 
+@pytest.mark.usefixtures("interruptible")
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
 def test_a_signal_that_another_thread_receives_is_not_lost(name):
     """The kernel may hand it to any thread, as it does right after SIGCONT."""
