@@ -418,6 +418,7 @@ def case(build: Build, kind: Kind, expected: str) -> dict[str, Any]:
 
 def main() -> int:
     """Do all cases, or those of some kinds, and print what they gave."""
+    os.environ["OMP_NUM_THREADS"] = "1"  # a fork would wait for threads of the model
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", nargs="+", choices=KINDS, help="Kinds, instead of all.")
     given = parser.parse_args()

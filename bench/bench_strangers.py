@@ -165,6 +165,7 @@ def processor_s(pid: int) -> float:
 
 def main() -> int:
     """Disturb a run, then call alone, and print what came of it."""
+    os.environ["OMP_NUM_THREADS"] = "1"  # a fork would wait for threads of the model
     argparse.ArgumentParser(description=__doc__).parse_args()
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 1 << 14), hard))

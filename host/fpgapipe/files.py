@@ -86,18 +86,22 @@ def open_file(path: Path, limit_bytes: int) -> BufferedReader:
     """
     try:
         _refuse_kind(path, path.stat())  # checked first, because opening a tape rewinds it
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY)
+        file = open(path, "rb", opener=_open_at_once)  # noqa: SIM115 - the caller closes it
     except (OSError, ValueError) as error:
         raise FileError(path, [_why(error)]) from None
     try:
-        status = os.fstat(descriptor)
+        status = os.fstat(file.fileno())
         _refuse_kind(path, status)
         if status.st_size > limit_bytes:
             raise _too_large(path, limit_bytes, status.st_size)
-        return os.fdopen(descriptor, "rb")
     except BaseException:
-        os.close(descriptor)
+        file.close()
         raise
+    return file
+
+
+def _open_at_once(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NONBLOCK | os.O_NOCTTY)
 
 
 def read_bytes(path: Path, limit_bytes: int) -> bytes:

@@ -1,6 +1,7 @@
 """Files opened and written with care."""
 
 import fcntl
+import os
 import stat
 from pathlib import Path
 
@@ -226,3 +227,21 @@ def test_what_a_killed_exchange_took_away_is_put_back(tmp_path, monkeypatch):
     with files.scratch_folder(folder) as fresh:
         assert names(tmp_path) == sorted([fresh.name, "folder"])
     assert names(folder) == ["earlier"]
+
+
+def test_a_signal_while_a_file_is_opened_stays_what_it_is(tmp_path, monkeypatch):
+    """The file is closed, once."""
+    path = tmp_path / "a"
+    path.write_text("a")
+    seen = []
+
+    def interrupted(number):
+        seen.append(number)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "fstat", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            files.open_file(path, 10)
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(seen[0])
