@@ -118,12 +118,13 @@ def _main(argv: Sequence[str] | None, come: Sequence[int]) -> int:
         error.show()
         return error.exit_code
     except (KeyboardInterrupt, click.Abort):
-        warnings.simplefilter("ignore")  # Amaranth warns of gateware that is never elaborated
-        _say("interrupted")
-        return EXIT_INTERRUPTED
+        return _interrupted()
     except Exception as error:
-        if come and isinstance(error, OSError) and error.errno == errno.EIO:
-            return EXIT_INTERRUPTED  # the terminal was closed and cannot be written to
+        # A closed terminal cannot be written to, and pydantic makes an error of its own of Ctrl-C.
+        if (come and isinstance(error, OSError) and error.errno == errno.EIO) or (
+            isinstance(error, ValueError) and "KeyboardInterrupt" in str(error)
+        ):
+            return _interrupted()
         if isinstance(error, OSError) and error.errno in NO_SPACE:
             where = "" if error.filename is None else f" {error.filename}"
             click.echo(f"error: writing{where} failed: {error.strerror}", err=True)
@@ -140,6 +141,13 @@ def _main(argv: Sequence[str] | None, come: Sequence[int]) -> int:
             err=True,
         )
         return EXIT_INTERNAL
+
+
+def _interrupted() -> int:
+    """Say that the user has ended the command; returns the exit code."""
+    warnings.simplefilter("ignore")  # Amaranth warns of gateware that is never elaborated
+    _say("interrupted")
+    return EXIT_INTERRUPTED
 
 
 def _refuse(error: UserError, argv: Sequence[str] | None) -> None:

@@ -15,6 +15,7 @@ from pathlib import Path
 import click
 import pytest
 from cases.command_cases import commands_of
+from pydantic import BaseModel, field_serializer
 
 from fpgapipe import __version__
 from fpgapipe.errors import UserError
@@ -184,6 +185,22 @@ def test_a_hang_up_while_the_terminal_is_written_to(cli, failing, interruptible)
 
     failing(Gone)
     assert cli("fail")[0] == 129
+
+
+def test_ctrl_c_while_pydantic_writes(cli, failing):
+    class Written(BaseModel):
+        number: int = 1
+
+        @field_serializer("number")
+        def interrupted(self, number):
+            raise KeyboardInterrupt
+
+    def write():
+        Written().model_dump_json()
+
+    failing(write)
+    code, out, err = cli("fail")
+    assert (code, out, err) == (130, "", "interrupted\n")
 
 
 def test_nohup_is_respected(cli, failing):
