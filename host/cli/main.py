@@ -89,8 +89,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     _prepare_streams()
     if argv is None:
         end_after_command()
-    with escaping(), terminations() as come:
-        code = _on_ranks(argv, come) if are_several() else _main(argv, come)
+    come: Sequence[int] = ()
+    try:
+        with escaping(), terminations() as come:
+            code = _on_ranks(argv, come) if are_several() else _main(argv, come)
+    except KeyboardInterrupt:  # a signal behind the end of the command
+        code = _interrupted()
     return 128 + come[0] if come and code == EXIT_INTERRUPTED else code
 
 

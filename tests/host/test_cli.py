@@ -203,6 +203,17 @@ def test_ctrl_c_while_pydantic_writes(cli, failing):
     assert (code, out, err) == (130, "", "interrupted\n")
 
 
+def test_a_signal_behind_the_end_of_the_command(cli, monkeypatch):
+    @contextlib.contextmanager
+    def ended():
+        yield [signal.SIGTERM]
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli_module, "terminations", ended)
+    code, _, err = cli("boards")
+    assert (code, err) == (143, "interrupted\n")
+
+
 def test_nohup_is_respected(cli, failing):
     def hang_up():
         os.kill(os.getpid(), signal.SIGHUP)
