@@ -89,11 +89,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     _prepare_streams()
     if argv is None:
         end_after_command()
-    come: Sequence[int] = ()
+    come: list[int] = []
     try:
-        with escaping(), terminations() as come:
+        with escaping(), terminations(come):
             code = _on_ranks(argv, come) if are_several() else _main(argv, come)
-    except KeyboardInterrupt:  # a signal behind the end of the command
+    except KeyboardInterrupt:  # a signal before the command, or behind it
         code = _interrupted()
     return 128 + come[0] if come and code == EXIT_INTERRUPTED else code
 

@@ -121,15 +121,16 @@ def kept(on_come: Callable[[], object] | None = None) -> Iterator[list[int]]:
 
 
 @contextlib.contextmanager
-def terminations() -> Iterator[list[int]]:
+def terminations(come: list[int] | None = None) -> Iterator[list[int]]:
     """Let `ENDINGS` end the process as Ctrl-C does, so that nothing is left half done.
 
-    It gives a list to which the number of a signal is added when the signal comes. A signal that is
+    It gives a list, the one that it is given or a new one, to which the number of a signal is added
+    when the signal comes. A signal that is
     ignored stays ignored, which nohup relies on for SIGHUP. In a thread that is not the main one,
     this does nothing. Meanwhile, a signal that another thread has received reaches the main one,
     also while that waits, and `told_of_ending` works.
     """
-    come: list[int] = []
+    come = [] if come is None else come
 
     def end(number: int, frame: FrameType | None) -> None:
         come.append(number)

@@ -205,8 +205,9 @@ def test_ctrl_c_while_pydantic_writes(cli, failing):
 
 def test_a_signal_behind_the_end_of_the_command(cli, monkeypatch):
     @contextlib.contextmanager
-    def ended():
-        yield [signal.SIGTERM]
+    def ended(come):
+        yield come
+        come.append(signal.SIGTERM)
         raise KeyboardInterrupt
 
     monkeypatch.setattr(cli_module, "terminations", ended)
