@@ -80,7 +80,7 @@ class BoardNode:
     @property
     def is_share(self) -> bool:
         """Whether the board has other nodes, too."""
-        return bool(self.channels)
+        return self.spec.is_share
 
 
 @dataclass(frozen=True)
