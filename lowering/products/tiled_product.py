@@ -1,6 +1,5 @@
 """Finds the tiling with which a pass of a convolution runs fastest, using the cycle model."""
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
@@ -44,18 +43,18 @@ class TiledProduct:
         GEMM instructions, in order.
     rings : Rings
         Division of the scratchpad.
-    prediction : Prediction
-        Predicted run time of the program or, of a tiling for repeated products, of one that finds
-        the stationary operand on chip.
-    loading_cycles : int
-        Predicted cycles of the program that loads both operands.
+    core : CoreSpec
+    memory : MemorySpec
+    is_repeated : bool
+        Whether the tiling was found for products that are repeated with one stationary operand.
     """
 
     tiling: Tiling
     ops: tuple[Op, ...]
     rings: Rings
-    prediction: Prediction
-    loading_cycles: int = 0
+    core: CoreSpec
+    memory: MemorySpec
+    is_repeated: bool = False
 
     def program(self, tensors: Mapping[str, int], *, is_repeat: bool = False) -> list[Instruction]:
         """Return the program for tensors at these byte addresses, which are multiples of 64.
@@ -63,6 +62,22 @@ class TiledProduct:
         With `is_repeat` it runs after itself, and the same stationary operand is still on chip.
         """
         return (self._repeat_template if is_repeat else self._template).placed(tensors)
+
+    @cached_property
+    def prediction(self) -> Prediction:
+        """Predicted run time of the program or, of a tiling for repeated products, of a repeat."""
+        return self._predicted(is_repeat=self.is_repeated)
+
+    @cached_property
+    def loading_cycles(self) -> int:
+        """Predicted cycles of the program that loads both operands."""
+        run = self._predicted(is_repeat=False) if self.is_repeated else self.prediction
+        return run.cycles
+
+    def _predicted(self, *, is_repeat: bool) -> Prediction:
+        tensors = dict.fromkeys(("x", "w", "y", "dx", "dy", "dw"), 0)
+        alone = replace(self.core, links=())  # the product uses no links
+        return predict(self.program(tensors, is_repeat=is_repeat), alone, self.memory)
 
     @cached_property
     def _template(self) -> Template:
@@ -154,12 +169,8 @@ def _best(
     """
     most = max(sketch.num_ops for _, sketch, _ in choices)
     left = min(CLOSE_LOOKS, 1 + ENOUGH_OPERATIONS // most)
-    tensors = dict.fromkeys(("x", "w", "y", "dx", "dy", "dw"), 0)
     made: dict[Tiling, tuple[Op, ...] | None] = {}
-    timed: list[tuple[Tiling, Rings]] = []
-    best: TiledProduct | None = None
-    least = math.inf
-    alone = replace(core, links=())  # the product uses no links
+    looks: list[tuple[TiledProduct, float]] = []
     for estimate, sketch, rings in choices:
         tiling = sketch.tiling
         if tiling not in made:
@@ -171,25 +182,15 @@ def _best(
         if ops is None or (is_repeated and not keeps_stationary(ops, rings)):
             continue
         # The places of the rings do not affect the run time, and further slots make no loss.
-        if not any(known == tiling and rings.within(other) for known, other in timed):
-            timed.append((tiling, rings))
-            program = template(ops, rings, is_repeat=is_repeated)
-            prediction = predict(program.placed(tensors), alone, memory)
-            cycles = prediction.cycles + estimate.crowding
-            if cycles < least:
-                least = cycles
-                best = TiledProduct(tiling, ops, rings, prediction, prediction.cycles)
-                # It is there already.
-                vars(best)["_repeat_template" if is_repeated else "_template"] = program
+        if not any(look.tiling == tiling and rings.within(look.rings) for look, _ in looks):
+            found = TiledProduct(tiling, ops, rings, core, memory, is_repeated)
+            looks.append((found, estimate.crowding))
         left -= 1
         if not left:
             break
-    if best is not None and is_repeated:
-        loading = predict(best.program(tensors), alone, memory).cycles
-        found = replace(best, loading_cycles=loading)
-        vars(found)["_repeat_template"] = vars(best)["_repeat_template"]
-        return found
-    return best
+    if len(looks) > 1:  # timing takes long
+        looks.sort(key=lambda look: look[0].prediction.cycles + look[1])
+    return looks[0][0] if looks else None
 
 
 def _number(conv: ConvSpec, which: Pass, core: CoreSpec, tiling: Tiling) -> int:

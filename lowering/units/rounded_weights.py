@@ -77,10 +77,16 @@ class Repeats:
 
 @dataclass(frozen=True)
 class _Choice:
-    """A kernel of repeated products, and cycles of all of a micro-batch."""
+    """A kernel of repeated products, and their number in a micro-batch."""
 
     kernel: ProductKernel
-    cycles: int
+    count: int
+
+    @property
+    def cycles(self) -> int:
+        """Cycles of all products; timing a kernel takes long."""
+        tiled = self.kernel.tiled_product
+        return tiled.loading_cycles + (self.count - 1) * tiled.prediction.cycles
 
 
 def product_of_weight(
@@ -145,18 +151,15 @@ def _repeated(
 ) -> _Choice:
     """The kernel of one of repeated products, whose weight stays on chip if that is faster."""
     each = _product(step, name, conv, which, tensors, offsets)
-    loading = _Choice(each, repeats.count * each.tiled_product.prediction.cycles)
+    loading = _Choice(each, repeats.count)
     if repeats.count == 1:
         return loading
     try:
-        kept = _product(step, name, conv, which, tensors, offsets, is_repeated=True)
+        kernel = _product(step, name, conv, which, tensors, offsets, is_repeated=True)
     except NoRoom:
         return loading
-    found = kept.tiled_product
-    cycles = found.loading_cycles + (repeats.count - 1) * found.prediction.cycles
-    if cycles >= loading.cycles:
-        return loading
-    return _Choice(replace(kept, is_repeat=repeats.number > 0), cycles)
+    kept = _Choice(replace(kernel, is_repeat=repeats.number > 0), repeats.count)
+    return kept if kept.cycles < loading.cycles else loading
 
 
 def _rounding(step: MicroBatch, which: Pass, weight: Tensor, copy: Tensor) -> ProductKernel:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from vector_cases import random_op, random_scratchpad
 
+from fpgapipe.hw.hls_models.cycles.core_cycles import MemorySpec
 from fpgapipe.hw.hls_models.isa.instructions import Instruction, Opcode, encode
 from fpgapipe.hw.hls_models.isa.vector_op import VectorOp
 from fpgapipe.hw.hls_models.model.dma import row_starts, words_of_row
@@ -96,7 +97,7 @@ def layer(spec, which, seed, *, conv=None, cut=None, formats=None, most=900, siz
         rings = packed_rings(ops, size_bytes, rng)
         if rings is None or sum(op.m * op.k * op.n for op in ops) > most:
             continue
-        placed = place(shape, which, kinds, TiledProduct(one_cut, ops, rings, None))
+        placed = place(shape, which, kinds, TiledProduct(one_cut, ops, rings, spec, MemorySpec()))
         image = placed.image(random_operands(placed, seed))
         return Program(placed.instructions, image[: placed.entry])
 
@@ -219,7 +220,7 @@ def over_the_end(spec, element):
     half = 16 * element.element_bytes  # of the vector
     top = spec.scratchpad.size_bytes
     rings = Rings(Ring(top - 2 * half, 64, 1), Ring(0, 64, 1), Ring(top // 2, 64, 1))
-    placed = place(conv, "forward", formats, TiledProduct(cut, ops, rings, None))
+    placed = place(conv, "forward", formats, TiledProduct(cut, ops, rings, spec, MemorySpec()))
     image = placed.image(random_operands(placed, 0))
     program = Program(placed.instructions, image[: placed.entry])
     (index,) = (i for i, item in enumerate(program.instructions) if item.opcode == Opcode.GEMM)

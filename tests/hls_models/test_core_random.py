@@ -10,6 +10,7 @@ from core_cases import random_case
 from device_programs import packed_rings
 from program_classes import classes_of, reachable
 
+from fpgapipe.hw.hls_models.cycles.core_cycles import MemorySpec
 from fpgapipe.hw.hls_models.model.core import CoreModel
 from fpgapipe.hw.hls_models.model.registers import RegisterMap
 from fpgapipe.hw.hls_models.numerics.element_format import BF16, FP32
@@ -46,7 +47,11 @@ def random_program(seed):
     # Where slots lie as it comes, operands and results meet in one bank.
     rings.append(packed_rings(ops, CORE.scratchpad.size_bytes, rng))
     rings = [ring for ring in (rng.choice(rings), rings[-1]) if ring is not None]
-    return place(conv, which, formats, TiledProduct(cut, ops, rings[0], None)) if rings else None
+    return (
+        place(conv, which, formats, TiledProduct(cut, ops, rings[0], CORE, MemorySpec()))
+        if rings
+        else None
+    )
 
 
 def test_random_programs_meet_all_classes(capsys):

@@ -9,7 +9,7 @@ from test_pipeline import CORE, cut
 
 from fpgapipe.host.backends.model import ModelBackend
 from fpgapipe.host.bench.step_bench import relative_error
-from fpgapipe.hw.hls_models.cycles.core_cycles import Prediction
+from fpgapipe.hw.hls_models.cycles.core_cycles import MemorySpec
 from fpgapipe.hw.hls_models.model.core import CoreModel
 from fpgapipe.hw.hls_models.native.native_library import library
 from fpgapipe.hw.hls_models.native.native_program import NativeProgram
@@ -33,8 +33,6 @@ torch = pytest.importorskip("torch", reason="needs the torch extra")
 from fpgapipe.host.backends import torch_mx  # noqa: E402
 from fpgapipe.host.backends.torch_backend import TorchBackend  # noqa: E402
 from fpgapipe.host.backends.torch_convolutions import Depthwise  # noqa: E402
-
-UNTIMED = Prediction(0, (), (), 0)
 
 DEVICES = [
     "cpu",
@@ -86,7 +84,7 @@ def product(seed):
     rings = next(rings_of(ops, core.scratchpad), None)
     if rings is None:
         return None
-    program = place(conv, which, formats, TiledProduct(tiling, ops, rings, UNTIMED))
+    program = place(conv, which, formats, TiledProduct(tiling, ops, rings, core, MemorySpec()))
     return conv, which, core, program
 
 

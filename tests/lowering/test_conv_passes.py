@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from core_cases import integers, random_case, reference
 
-from fpgapipe.hw.hls_models.cycles.core_cycles import Prediction, predict
+from fpgapipe.hw.hls_models.cycles.core_cycles import MemorySpec, predict
 from fpgapipe.hw.hls_models.isa.address import OperandPattern
 from fpgapipe.hw.hls_models.isa.instructions import Opcode, decode, encode
 from fpgapipe.hw.hls_models.model.core import CoreModel
@@ -28,7 +28,6 @@ from fpgapipe.lowering.program.layer_program import (
 )
 from fpgapipe.lowering.tiling.tile import tile_of
 
-UNTIMED = Prediction(0, (), (), 0)
 SMALL = CoreSpec(8, 8, acc_depth=256, scratchpad=ScratchpadSpec(4, 1 << 14))
 
 
@@ -59,7 +58,7 @@ def test_random_layers_are_exact_where_their_numbers_are():
         rings = next(rings_of(ops, core.scratchpad), None)
         if rings is None:
             continue
-        program = place(conv, which, formats, TiledProduct(tiling, ops, rings, UNTIMED))
+        program = place(conv, which, formats, TiledProduct(tiling, ops, rings, core, MemorySpec()))
         operands = integers(program, seed)
         got = run(program, core, operands)
         exact = reference(conv, which, operands)
@@ -125,7 +124,7 @@ def test_products_of_parts_read_and_write_those_parts():
         if rings is None:
             continue
         alone = replace(conv, x_pitch=None, w_pitch=None, y_pitch=None)
-        program = place(alone, which, formats, TiledProduct(tiling, ops, rings, UNTIMED))
+        program = place(alone, which, formats, TiledProduct(tiling, ops, rings, core, MemorySpec()))
         operands = integers(program, seed)
         pitches = {"x": conv.x_channels, "w": conv.w_channel // conv.taps, "y": conv.y_channels}
         parts, size = {}, 0
@@ -139,7 +138,7 @@ def test_products_of_parts_read_and_write_those_parts():
         model = CoreModel(core, memory)
         model.scratchpad[:] = 0xFF
         places = {name: part.address for name, part in parts.items()}
-        model.run(TiledProduct(tiling, ops, rings, UNTIMED).program(places))
+        model.run(TiledProduct(tiling, ops, rings, core, MemorySpec()).program(places))
         written = parts[RESULT[which]].of(memory)
         got = program.result.format.decode(written.reshape(-1), program.result.shape)
         exact = reference(conv, which, operands)
@@ -308,7 +307,9 @@ def test_the_weight_gradient_does_not_depend_on_the_cut():
         ops = tuple(operations(ODD, "weight", core, tiling, Formats()))
         begins |= {tuple(np.minimum(op.b_pattern.pos_start, 1).tolist()) for op in ops}
         rings = next(rings_of(ops, core.scratchpad))
-        program = place(ODD, "weight", Formats(), TiledProduct(tiling, ops, rings, UNTIMED))
+        program = place(
+            ODD, "weight", Formats(), TiledProduct(tiling, ops, rings, core, MemorySpec())
+        )
         found.append(run(program, core, random_operands(program, 3)))
     assert begins == {(0, 0), (1, 0), (0, 1), (1, 1)}
     for each in found[1:]:
@@ -367,7 +368,10 @@ def test_slabs_that_come_back_out_of_order():
     ops = list(operations(conv, "input", core, Tiling(16, 1, 32), Formats()))
     for rings in rings_of(ops, core.scratchpad):
         program = place(
-            conv, "input", Formats(), TiledProduct(Tiling(16, 1, 32), tuple(ops), rings, UNTIMED)
+            conv,
+            "input",
+            Formats(),
+            TiledProduct(Tiling(16, 1, 32), tuple(ops), rings, core, MemorySpec()),
         )
         assert predict(program.instructions, core).cycles > 0
         operands = integers(program, 5, most=8)

@@ -211,7 +211,7 @@ def test_a_weight_of_hidden_states_is_loaded_once_for_all_positions(network, mon
 
 def each_loads(step, name, conv, which, tensors, repeats, offsets):
     kernel = rounded_weights._product(step, name, conv, which, tensors, offsets)
-    return rounded_weights._Choice(kernel, repeats.count * kernel.tiled_product.prediction.cycles)
+    return rounded_weights._Choice(kernel, repeats.count)
 
 
 def all_keep(step, name, conv, which, tensors, repeats, offsets):

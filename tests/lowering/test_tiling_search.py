@@ -6,11 +6,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from fpgapipe.hw.hls_models.cycles.core_cycles import MemorySpec
+from fpgapipe.hw.hls_models.cycles.core_cycles import MemorySpec, predict
 from fpgapipe.hw.hls_models.isa.instructions import Opcode, encode
 from fpgapipe.hw.hls_models.isa.vector_op import Addend, Constant, Source, Target, VectorOp
 from fpgapipe.hw.hls_models.numerics.element_format import FP32
 from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec, ScratchpadSpec
+from fpgapipe.lowering.products import tiled_product as tiled_products
 from fpgapipe.lowering.products.conv import PASSES, ConvSpec
 from fpgapipe.lowering.products.conv_parts import Formats, Tiling
 from fpgapipe.lowering.products.conv_passes import operations
@@ -155,3 +156,17 @@ def test_two_blocks_of_a_reduction_are_cut_where_a_scratchpad_needs_it():
     assert found.tiling.k == 32
     large = replace(core, scratchpad=ScratchpadSpec(4, 1 << 16, 8))
     assert tile_product(conv, "input", large, Formats(w=FP32), MemorySpec(2.0, 10)).tiling.k == 64
+
+
+def test_a_tiling_is_timed_only_if_there_is_another_to_compare_it_with(monkeypatch):
+    """Timing a product of thousands of instructions takes longer than finding its tiling."""
+    timed = []
+    monkeypatch.setattr(tiled_products, "predict", lambda *a: timed.append(a) or predict(*a))
+    monkeypatch.setattr(tiled_products, "CLOSE_LOOKS", 1)
+    found = tile_product(ConvSpec.linear(999, 64, 64), "forward", CORE, Formats(), MemorySpec())
+    assert not timed
+    assert found.prediction.cycles == found.loading_cycles > 0
+    assert len(timed) == 1
+    monkeypatch.setattr(tiled_products, "CLOSE_LOOKS", 4)
+    tile_product(ConvSpec.linear(998, 64, 64), "forward", CORE, Formats(), MemorySpec())
+    assert len(timed) > 2
