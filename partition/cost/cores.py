@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, TypeVar
 
 from fpgapipe.errors import UserError
@@ -267,9 +267,10 @@ def scratchpad_floor(device: DeviceSpec) -> int:
     return 2 * MOST_BANKS * MEMORY_BLOCKS * block_bytes
 
 
+@lru_cache(maxsize=1 << 8)
 def candidate_cores(
     device: DeviceSpec, num_engines: int = 1, num_links: int = 0, *, random: bool = False
-) -> list[NodeSpec]:
+) -> tuple[NodeSpec, ...]:
     """Cores worth trying on a device, those with the most cells first.
 
     If no core fits without `SAVINGS`, they are those of one engine that fit with any of them; if
@@ -305,7 +306,8 @@ def candidate_cores(
     if not found:
         broken = core_fits(device, sized(4, 1).core)
         raise ValueError(f"no core fits {device.name}: {'; '.join(map(str, broken))}")
-    return sorted(found, key=lambda node: (-node.core.cells, -node.core.rows, node.core.cols))
+    found.sort(key=lambda node: (-node.core.cells, -node.core.rows, node.core.cols))
+    return tuple(found)
 
 
 def usable_savings(num_engines: int, num_links: int, *, random: bool) -> list[Savings]:

@@ -14,7 +14,7 @@ import dataclasses
 import functools
 import itertools
 import operator
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -24,6 +24,7 @@ from fpgapipe.hw.hls_models.spec.device import ClusterSpec, DeviceSpec
 from fpgapipe.hw.hls_models.spec.node import NodeSpec
 from fpgapipe.jobs import results
 from fpgapipe.lowering.schedule.schedule import Schedule, ScheduleError
+from fpgapipe.lowering.units.network_units import layers_together
 from fpgapipe.lowering.units.step_options import StepOptions
 from fpgapipe.network.graph import Graph
 from fpgapipe.network.operators import Dropout
@@ -62,9 +63,13 @@ from fpgapipe.partition.search.problem import (
 MAX_SPLITS = 9
 """Most numbers of micro-batches that are tried for a batch."""
 
+ENOUGH_TRIED = 512
+"""Most micro-batches that a batch is divided into where so many fit the memory. With as many, the
+filling and draining of the pipeline hardly matter."""
+
 MOST_TRIED = 4096
-"""Most micro-batches that a batch is divided into unless the user asks for more. With so many, the
-filling and draining of the pipeline hardly matter, and more would take minutes to simulate."""
+"""Most micro-batches that a batch is divided into unless the user asks for more, which would take
+minutes to simulate."""
 
 NEAR = 1.1
 """Schedules and numbers of micro-batches whose best cut under the schedule's model takes at most
@@ -199,8 +204,21 @@ def explore(
         If nothing fits. The message names the limit, by how much and where it is exceeded, and
         what would help.
     """
+    try:
+        return _explore(request, splits_of(request), on_step)
+    except PlanError:
+        more = request.num_microbatches is None and list(splits_of(request, MOST_TRIED))
+        if not more or more[-1] <= ENOUGH_TRIED:
+            raise
+        return _explore(request, more, on_step)
+
+
+def _explore(
+    request: Request, counts: Iterable[int], on_step: Callable[[int, int], object]
+) -> Exploration:
+    """The fastest way with any of some numbers of micro-batches."""
     jobs = []
-    for count in splits_of(request):
+    for count in counts:
         graph = request.load(request.batch // count)
         jobs.append((dataclasses.replace(request, load=KnownGraphs((graph,))), count))
     parts = results(_explored, jobs, on_step)
@@ -317,7 +335,7 @@ def _searched(request: Request, group: _Group) -> Candidate:
     return best.judged(best.steady_s, bound_s, reason)
 
 
-def splits_of(request: Request) -> Iterator[int]:
+def splits_of(request: Request, most: int = ENOUGH_TRIED) -> Iterator[int]:
     """Numbers of micro-batches to try: divisors of the batch, evenly sampled if they are many."""
     if request.num_microbatches is not None:
         if request.batch % request.num_microbatches:
@@ -327,7 +345,7 @@ def splits_of(request: Request) -> Iterator[int]:
             )
         yield request.num_microbatches
         return
-    divisors = counts_tried(request.batch)
+    divisors = counts_tried(request.batch, most)
     least = len(request.cluster.devices)
     # Fewer micro-batches than devices leave most devices idle. Of those numbers, only the largest
     # is tried, and 1, for which a single device may be best.
@@ -340,9 +358,9 @@ def splits_of(request: Request) -> Iterator[int]:
     yield from few + many
 
 
-def counts_tried(batch: int) -> list[int]:
-    """Numbers of equal micro-batches into which a batch can be divided, up to `MOST_TRIED`."""
-    return [n for n in range(1, min(batch, MOST_TRIED) + 1) if batch % n == 0]
+def counts_tried(batch: int, most: int = ENOUGH_TRIED) -> list[int]:
+    """Numbers of equal micro-batches into which a batch can be divided, up to `most`."""
+    return [n for n in range(1, min(batch, most) + 1) if batch % n == 0]
 
 
 def device_chains(cluster: ClusterSpec) -> list[DeviceChain]:
@@ -391,7 +409,7 @@ def core_choices(
                     f"an array of {node.core.rows}x{node.core.cols} does not fit {device.name}: "
                     f"{'; '.join(map(str, broken))}{_what_does(device, num_engines, num_links)}"
                 )
-            nodes = [node]
+            nodes: Sequence[NodeSpec] = (node,)
         else:
             try:
                 nodes = candidate_cores(device, num_engines, num_links, random=random)
@@ -440,9 +458,11 @@ def plan_one(
     devices = [request.cluster.devices[i] for i in row.devices]
     kinds = list(choice)
     columns = [choice[device][1] for device in kinds]
+    groups = layers_together(graph)
     try:
         problem = make_problem(
             graph,
+            groups,
             columns,
             [kinds.index(device) for device in devices],
             [request.cluster.device_names[i] for i in row.devices],
@@ -472,7 +492,7 @@ def plan_one(
             )
     except ValueError as reason:  # free order with unequal links, or too many sets of devices
         raise PlanError(str(reason)) from None
-    units = units_of(graph, columns)
+    units = units_of(groups, columns)
     index = {name: number for number, name in enumerate(problem.names)}
 
     def candidate(parts: Parts) -> Candidate:

@@ -10,6 +10,7 @@ from functools import cached_property
 import numpy as np
 
 from fpgapipe.lowering.schedule.schedule import Schedule, ScheduleError
+from fpgapipe.lowering.units.network_units import layers_together
 from fpgapipe.network.graph import Graph, NetworkError
 from fpgapipe.network.operators import Measured
 from fpgapipe.partition.cost.cost import LayerCost, measured_costs
@@ -91,8 +92,10 @@ def plan_profile(
     if straight:
         model = model.straight
     hops = num_devices - 1
+    groups = layers_together(graph)
     problem = make_problem(
         graph,
+        groups,
         [costs],
         [0] * num_devices,
         [f"device{i}" for i in range(num_devices)],
@@ -100,7 +103,7 @@ def plan_profile(
         DeviceChain(tuple(range(num_devices)), (bytes_per_s,) * hops, (0.0,) * hops),
         model,
     )
-    units = units_of(graph, [costs])
+    units = units_of(groups, [costs])
     question = Question(problem, units, schedule, reads=reads_of(graph, units[0]), order=order)
     simulation = _Simulation(problem, units[0], schedule)
     if order is not None:

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fpgapipe.lowering.units.network_units import layers_together
 from fpgapipe.partition.search.problem import PartitionProblem
 
 if TYPE_CHECKING:
@@ -19,9 +18,12 @@ if TYPE_CHECKING:
     from fpgapipe.partition.explore.candidate import DeviceChain
     from fpgapipe.partition.search.problem import ScheduleModel
 
+    Groups = Sequence[tuple[str, ...]]
+
 
 def make_problem(
     graph: Graph,
+    groups: Groups,
     columns: Sequence[Sequence[LayerCost]],
     device_kinds: Sequence[int],
     device_names: Sequence[str],
@@ -33,13 +35,14 @@ def make_problem(
 ) -> PartitionProblem:
     """State the partition problem.
 
-    Layers that run together on the core (`layers_together`) are one layer of the problem, which has
-    the name of the first of them. No cut can thus come between them, or before a value that they
-    need.
+    Layers that run together on the core are one layer of the problem, which has the name of the
+    first of them. No cut can thus come between them, or before a value that they need.
 
     Parameters
     ----------
     graph : Graph
+    groups : sequence of tuple of str
+        Names of layers that run together, as `layers_together` finds them.
     columns : sequence of sequence of LayerCost
         Costs of all layers, in the order of the network, for each kind of device.
     device_kinds, device_names, memory_bytes
@@ -50,7 +53,6 @@ def make_problem(
     free_order : bool
         Whether the devices may be taken in any order.
     """
-    groups = layers_together(graph)
     by_name = [{cost.name: cost for cost in column} for column in columns]
     first = by_name[0]
 
@@ -89,10 +91,9 @@ def make_problem(
 
 
 def units_of(
-    graph: Graph, columns: Sequence[Sequence[LayerCost]]
+    groups: Groups, columns: Sequence[Sequence[LayerCost]]
 ) -> list[list[tuple[LayerCost, ...]]]:
     """For each kind of device, the costs of the layers of each layer of the problem."""
-    groups = layers_together(graph)
     found = []
     for column in columns:
         costs = {cost.name: cost for cost in column}

@@ -62,6 +62,9 @@ if TYPE_CHECKING:
 SLACK = 0.12
 """Share of the time by prices of layers by which a whole program may be faster; 0.1 was seen."""
 
+TRIFLE = 1.01
+"""Combinations within this ratio of each other by formulas are as good as each other."""
+
 
 @dataclass(frozen=True)
 class BestPlan:
@@ -129,7 +132,7 @@ def best_plan(
     }
     answer = remembered(question, lambda: _Search(request, network, smallest, on_step).answer())
     plan = Plan.model_validate_json(answer["plan"])
-    graph = next(each for each in splits if each.batch == plan.microbatch)
+    graph = request.load(plan.microbatch)
     built = why_not_built(plan, graph, request.cluster)
     if answer["fault"]:
         built |= {"possible": False, "reason": answer["fault"]}
@@ -341,8 +344,14 @@ class _Search:
         return list(found.values())
 
     def _climb(self, looks: list[_Look]) -> None:
-        """Price the looks next to the best one until none of them is better."""
-        for look in looks:  # what takes long to time makes room for the next one
+        """Price the looks next to the best one until none of them is better.
+
+        What takes long to time makes room for the next one, and so does what is only by a trifle
+        faster: formulas do not know which of them is.
+        """
+        alike = [look for look in looks if look.estimate_s <= TRIFLE * looks[0].estimate_s]
+        alike.sort(key=lambda look: effort_of(self._of(look.estimate).plan))
+        for look in (*alike, *looks[len(alike) :]):
             if self._price([look]):
                 break
         climb(looks, self.best_of, self._price)

@@ -55,16 +55,17 @@ if TYPE_CHECKING:
 ENOUGH_LAYERS = 512
 """Layers, counted once for each micro-batch, up to which the programs of all are timed."""
 
-LEAST_MICROBATCHES = 3
-"""Micro-batches whose programs are timed even if that makes more layers."""
+LEAST_MICROBATCHES = 2
+"""Micro-batches whose programs are timed even if that makes more layers. Others take as long as the
+second: where tasks are long, what they overlap with at their ends hardly counts."""
 
 MOST_CYCLES = 1e9
 """Cycles of all tasks, as estimated, up to which `plan` times the programs of a plan."""
 
-LAYER_CYCLES = 1e6
+LAYER_CYCLES = 2e6
 """Cycles of a program that take about as long to time as a layer takes to lower."""
 
-MOST_EFFORT = 1.2e9
+MOST_EFFORT = 0.6e9
 """Cycles, and layers as so many cycles each, that a search times in all."""
 
 PIPELINE_EFFORT = 1.5

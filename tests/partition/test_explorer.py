@@ -13,7 +13,7 @@ from fpgapipe.host.make.networks import loader
 from fpgapipe.lowering.schedule.pytorch_csv import from_pytorch_csv, to_pytorch_csv
 from fpgapipe.partition.explore.candidate import device_chain, time_candidate
 from fpgapipe.partition.explore.cut_problem import check_memory
-from fpgapipe.partition.explore.explorer import Request, explore
+from fpgapipe.partition.explore.explorer import ENOUGH_TRIED, Request, explore
 from fpgapipe.partition.explore.planned import as_plan
 from fpgapipe.partition.plan import Plan
 from fpgapipe.partition.schedule.schedule_kinds import (
@@ -180,6 +180,14 @@ def test_too_little_memory_names_stage_device_amount_and_remedy():
     assert " bytes of memory " in message
     assert "1,000 usable" in message
     assert "would help" in message or "would make it fit" in message
+
+
+def test_more_micro_batches_are_tried_where_fewer_do_not_fit():
+    batch = 1 << 18
+    asked = request(chain(1), batch, "lenet5", array=(8, 8), schedules=("1f1b-as",))
+    assert explore(asked).best.num_microbatches <= ENOUGH_TRIED
+    small = dataclasses.replace(asked, cluster=with_memory(asked.cluster, 8_000_000))
+    assert explore(small).best.num_microbatches > ENOUGH_TRIED
 
 
 def test_memory_limits_are_kept():

@@ -21,6 +21,7 @@ from fpgapipe.hw.hls_models.resources.core_resources import (
     scratchpad_resources,
 )
 from fpgapipe.hw.hls_models.spec.link import LinkEngineSpec
+from fpgapipe.lowering.units.network_units import layers_together
 from fpgapipe.network.zoo import built_in
 from fpgapipe.network.zoo.layers import Network
 from fpgapipe.partition.cost.cores import (
@@ -255,7 +256,9 @@ def problem_of(devices, slower=1):
     row = dataclasses.replace(row, link_bytes_per_s=rates)
     model = model_of("1f1b-as", 4, 3)
     names = cluster.device_names
-    problem = make_problem(graph, [costs], [0] * devices, names, [np.inf] * devices, row, model)
+    problem = make_problem(
+        graph, layers_together(graph), [costs], [0] * devices, names, [np.inf] * devices, row, model
+    )
     return problem, (problem.device_compute_s.max(axis=1) > 0).tolist()
 
 
