@@ -39,7 +39,7 @@ class PynqTransport(BoardTransport):
     Raises
     ------
     UserError
-        If PYNQ is not installed.
+        If PYNQ is not installed; from `allocate`, if its buffers do not go with NumPy.
     TransportError
         If the bitstream cannot be loaded.
     """
@@ -49,9 +49,9 @@ class PynqTransport(BoardTransport):
     def __init__(self, registers: int, bitstream: Path | None = None, device: Any = None) -> None:
         try:
             import pynq
-        except ImportError:
+        except ImportError as error:
             raise UserError(
-                "--backend pynq runs on a board with PYNQ, which is not installed here"
+                f"--backend pynq runs on a board with PYNQ, which is not installed here ({error})"
             ) from None
         self._allocate, self._device = pynq.allocate, device
         self._buffers: Buffers[Any] = Buffers()
@@ -88,6 +88,11 @@ class PynqTransport(BoardTransport):
         """See `Transport`."""
         try:
             buffer = self._allocate(shape=(size_bytes,), dtype="u1", target=self._device)
+        except AttributeError as error:  # as PYNQ 4.0.0 and NumPy 2 do
+            raise UserError(
+                f"PYNQ's buffers do not go with NumPy {np.__version__} ({error}): "
+                "pip install 'numpy<2'"
+            ) from None
         except (MemoryError, RuntimeError) as error:
             raise TransportError(
                 f"PYNQ has no {size_bytes:,} bytes of contiguous memory ({error}); give Linux more "

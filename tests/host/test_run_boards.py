@@ -2,7 +2,9 @@
 
 import json
 import re
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,6 +13,7 @@ from transport_cases import Faulty, XdmaFiles
 
 from fpgapipe.boards.address import Address
 from fpgapipe.boards.library import load_board
+from fpgapipe.errors import UserError
 from fpgapipe.host.build.build import open_build
 from fpgapipe.host.driver.transport import TransportError
 from fpgapipe.host.runtime.checkpoint import Checkpoint
@@ -218,3 +221,16 @@ def test_cluster_files_that_do_not_fit(entry, message, lab, cli, tmp_path):
     code, _, err = cli("run", "b", *DATA, *BOARDS, "--steps", 1)
     assert code == 2
     assert message in err, err
+
+
+def test_pynq_with_a_numpy_that_it_does_not_know_is_named(monkeypatch):
+    def allocate(**given):
+        raise AttributeError("attribute 'device' of 'numpy.ndarray' objects is not writable")
+
+    pynq = SimpleNamespace(allocate=allocate, MMIO=lambda *given, **named: None)
+    monkeypatch.setitem(sys.modules, "pynq", pynq)
+    with pytest.raises(UserError, match=r"PYNQ's buffers do not go with NumPy \d.*pip install"):
+        PynqTransport(0xA0000000).allocate(64)
+    monkeypatch.setitem(sys.modules, "pynq", None)
+    with pytest.raises(UserError, match=r"not installed here \(.*pynq"):
+        PynqTransport(0xA0000000)
