@@ -304,7 +304,7 @@ def _explored(request: Request, count: int) -> _Split:
             try:
                 first = plan_one(request, graph, choice, chain, kind, count, simulate=False)
                 options.append(group(first))
-                if not (request.all_devices or request.merges):
+                if not (request.all_devices or request.merges or len(chain.devices) == 1):
                     options += map(group, on_one_device(request, choice, kind, count))
             except PlanError as error:
                 part.errors.append((count, error))

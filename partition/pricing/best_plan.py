@@ -34,7 +34,7 @@ from fpgapipe.partition.explore.planned import as_plan
 from fpgapipe.partition.explore.smallest import THROUGHPUT, explore_smallest
 from fpgapipe.partition.placed_nodes import PlacedNodes
 from fpgapipe.partition.plan import Plan, Prediction
-from fpgapipe.partition.pricing.climb import climb
+from fpgapipe.partition.pricing.climb import FASTEST, climb
 from fpgapipe.partition.pricing.layer_choice import Choice, priced_choice
 from fpgapipe.partition.pricing.machine import (
     MOST_EFFORT,
@@ -230,7 +230,7 @@ class _Look:
         Formulas leave out what a program does besides arithmetic. Where forward and backward passes
         have engines of their own, formulas let each take as long as if both were always at work.
         """
-        return self.estimate_s / self.engines
+        return self.estimate_s * min(FASTEST, 1 / self.engines)
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from fpgapipe.partition.explore.candidate import device_chain, on_every_device, 
 from fpgapipe.partition.explore.cut_problem import memory_fault
 from fpgapipe.partition.explore.explorer import KnownGraphs, core_choices, splits_of
 from fpgapipe.partition.explore.planned import as_plan
-from fpgapipe.partition.pricing.climb import climb
+from fpgapipe.partition.pricing.climb import FASTEST, climb
 from fpgapipe.partition.pricing.machine import (
     MOST_EFFORT,
     effort_of,
@@ -282,8 +282,10 @@ class _Look:
         """Seconds of a mini-batch by formulas."""
         return self.plan.predicted.minibatch_s
 
-    least_s = estimate_s
-    """Formulas of one engine were below all programs that were seen."""
+    @property
+    def least_s(self) -> float:
+        """Seconds below which no program has been seen."""
+        return self.estimate_s * FASTEST
 
 
 def _priced(request: Request, graph: Graph, plan: Plan) -> tuple[Plan, Timeline] | UserError:
