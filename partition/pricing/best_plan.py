@@ -34,7 +34,7 @@ from fpgapipe.partition.explore.planned import as_plan
 from fpgapipe.partition.explore.smallest import THROUGHPUT, explore_smallest
 from fpgapipe.partition.placed_nodes import PlacedNodes
 from fpgapipe.partition.plan import Plan, Prediction
-from fpgapipe.partition.pricing.climb import FASTEST, climb
+from fpgapipe.partition.pricing.climb import FASTEST, cheapest_first, climb
 from fpgapipe.partition.pricing.layer_choice import Choice, priced_choice
 from fpgapipe.partition.pricing.machine import (
     MOST_EFFORT,
@@ -61,9 +61,6 @@ if TYPE_CHECKING:
 
 SLACK = 0.12
 """Share of the time by prices of layers by which a whole program may be faster; 0.1 was seen."""
-
-TRIFLE = 1.01
-"""Combinations within this ratio of each other by formulas are as good as each other."""
 
 
 @dataclass(frozen=True)
@@ -344,14 +341,9 @@ class _Search:
         return list(found.values())
 
     def _climb(self, looks: list[_Look]) -> None:
-        """Price the looks next to the best one until none of them is better.
-
-        What takes long to time makes room for the next one, and so does what is only by a trifle
-        faster: formulas do not know which of them is.
-        """
-        alike = [look for look in looks if look.estimate_s <= TRIFLE * looks[0].estimate_s]
-        alike.sort(key=lambda look: effort_of(self._of(look.estimate).plan))
-        for look in (*alike, *looks[len(alike) :]):
+        """Price the looks next to the best one until none of them is better."""
+        # What takes long to time makes room for the next one.
+        for look in cheapest_first(looks, lambda look: effort_of(self._of(look.estimate).plan)):
             if self._price([look]):
                 break
         climb(looks, self.best_of, self._price)

@@ -14,6 +14,9 @@ NEAR_CORES = 1.3
 NEAR = 1.1
 """Cores are tried with other micro-batches if they took at most this many times as long before."""
 
+TRIFLE = 1.01
+"""Combinations within this ratio of each other by formulas are as good as each other."""
+
 FASTEST = 0.87
 """The least time of a program that was seen, as a share of its time by formulas (digits-cnn on a
 32x32 core with 6,250 samples, whose layers overlap). Nearly all programs take longer than formulas
@@ -41,6 +44,16 @@ class Combination(Protocol):
 
 
 Look = TypeVar("Look", bound=Combination)
+
+
+def cheapest_first(looks: Sequence[Look], effort: Callable[[Look], float]) -> list[Look]:
+    """Order combinations, of which formulas like the first best, for the first price.
+
+    Those that are slower by a trifle come first with the best, the ones of least effort before the
+    others: formulas do not know which of them is the best, and more can be priced in the same time.
+    """
+    alike = [look for look in looks if look.estimate_s <= TRIFLE * looks[0].estimate_s]
+    return [*sorted(alike, key=effort), *(look for look in looks if look not in alike)]
 
 
 def climb(

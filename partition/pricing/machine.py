@@ -397,8 +397,13 @@ def is_soon_priced(plan: Plan) -> bool:
 
 def effort_of(plan: Plan) -> float:
     """What it takes to price a plan, in cycles that are timed."""
+    if plan.kind == DATA_PARALLEL:
+        return effort_of(alone(plan, 0))  # equal devices are priced once
     effort = cycles_timed(plan) + LAYER_CYCLES * sum(map(len, plan.node_layers))
-    return effort * (1 if len(plan.nodes) == 1 else PIPELINE_EFFORT)
+    if len(plan.nodes) == 1:
+        return effort
+    # The programs of all nodes of a stage are timed together.
+    return effort * (PIPELINE_EFFORT if len(plan.stages) > 1 else len(plan.nodes))
 
 
 def cycles_timed(plan: Plan) -> float:

@@ -17,7 +17,7 @@ from fpgapipe.partition.explore.candidate import device_chain, on_every_device, 
 from fpgapipe.partition.explore.cut_problem import memory_fault
 from fpgapipe.partition.explore.explorer import KnownGraphs, core_choices, splits_of
 from fpgapipe.partition.explore.planned import as_plan
-from fpgapipe.partition.pricing.climb import FASTEST, climb
+from fpgapipe.partition.pricing.climb import FASTEST, cheapest_first, climb
 from fpgapipe.partition.pricing.machine import (
     MOST_EFFORT,
     effort_of,
@@ -44,7 +44,10 @@ class Planned(Protocol):
 
 
 PRICED = 3
-"""Plans, the best by formulas, whose programs are timed."""
+"""Plans, the best by formulas, whose programs are timed if that is not `LARGE` an effort."""
+
+LARGE = 1e9
+"""Effort (`fpgapipe.partition.pricing.machine.effort_of`) that only the first plan is worth."""
 
 
 def plan_data_parallel(
@@ -217,12 +220,12 @@ def priced_best(
     refusals = Refusals()
     spent = [0.0]
 
-    def price(some: Sequence[_Look]) -> None:
+    def price(some: Sequence[_Look], most: float = MOST_EFFORT) -> None:
         jobs = []
         for look in some:
             best_of[look] = inf
             own = effort_of(look.plan)
-            if is_soon_priced(look.plan) and (not found or spent[0] + own <= MOST_EFFORT):
+            if is_soon_priced(look.plan) and (not found or spent[0] + own <= most):
                 spent[0] += own
                 jobs.append((look, request.load(look.plan.microbatch)))
         asked = [(replace(request, load=KnownGraphs((own,))), own, look.plan) for look, own in jobs]
@@ -234,10 +237,13 @@ def priced_best(
 
     largest = request.load(looks[0].plan.microbatch)
     if not refusals_of(largest, train=request.train):
-        waiting = (look for look in looks if is_soon_priced(look.plan))
-        while not found and (some := list(islice(waiting, PRICED))):
+        first = cheapest_first(looks, lambda look: effort_of(look.plan)) if has_formulas else looks
+        waiting = (look for look in first if is_soon_priced(look.plan))
+        while not found and (some := list(islice(waiting, 1))):
             price(some)
         if has_formulas:
+            more = [look for look in islice(waiting, PRICED - 1) if effort_of(look.plan) <= LARGE]
+            price(more, most=inf)
             climb(looks, best_of, price)
     if found:
         best = min(found, key=lambda look: best_of[look])
