@@ -1,8 +1,8 @@
 """Seconds of planning, comparing and building, cold and warm; prints one JSON object.
 
 Each command runs in a fresh process: first with an empty cache, then again with what the first run
-left there. Machine code that numba compiles when fpgapipe is first used at all is there already, as
-one command before the others sees to it. Plans are asked for once more with another schedule, which
+left there. Machine code that numba compiles when fpgapipe is first used at all, and Python's own
+compiled files, are there already, as one command before the others sees to it. Plans are asked for once more with another schedule, which
 the cache has no answer for. Processor seconds include those of helper processes. Each
 command has the level of its prices: ``machine``, or ``estimate``.
 """
@@ -30,7 +30,10 @@ COMMANDS = {
         *("plan", "vgg16", "--board", "u280", "--devices", "4", "--strategy", "auto"),
         *("--batch", "256", "--json"),
     ],
-    "plan_lenet5_million": ["plan", "lenet5", "--board", "u280", "--batch", "1000000", "--json"],
+    "plan_digits_million": [
+        *("plan", "digits-cnn", "--board", "u280", "--devices", "1"),
+        *("--batch", "1000000", "--json"),
+    ],
     "plan_profile_256": [
         *("plan", "--profile", "profile.csv", "--devices", "256", "--bandwidth", "1e9"),
         *("--straight", "--json"),
@@ -62,6 +65,8 @@ def run(arguments: list[str], cache: Path) -> dict[str, Any]:
     """Run a command; returns its seconds and the level of its prices."""
     with tempfile.TemporaryDirectory() as folder:
         write_profile(Path(folder, "profile.csv"))
+        environment = {**os.environ, "FPGAPIPE_CACHE": str(cache)}
+        environment.pop("PYTHONDONTWRITEBYTECODE", None)
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
         begin = time.perf_counter()
         done = subprocess.run(
@@ -70,7 +75,7 @@ def run(arguments: list[str], cache: Path) -> dict[str, Any]:
             capture_output=True,
             text=True,
             cwd=folder,
-            env={**os.environ, "FPGAPIPE_CACHE": str(cache)},
+            env=environment,
         )
         seconds = time.perf_counter() - begin
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
