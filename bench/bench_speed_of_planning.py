@@ -2,9 +2,9 @@
 
 Each command runs in a fresh process: first with an empty cache, then again with what the first run
 left there. Machine code that numba compiles when fpgapipe is first used at all, and Python's own
-compiled files, are there already, as one command before the others sees to it. Plans are asked for once more with another schedule, which
-the cache has no answer for. Processor seconds include those of helper processes. Each
-command has the level of its prices: ``machine``, or ``estimate``.
+compiled files, are there already, as one command before the others sees to it. Plans are asked for
+once more with another schedule, which the cache has no answer for. Processor seconds include those
+of helper processes. Each command has the level of its prices: ``machine``, or ``estimate``.
 """
 
 import argparse
