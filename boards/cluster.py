@@ -266,7 +266,8 @@ def _wired(name: str, wiring: Wiring, counts: list[int]) -> Cluster:
     names: list[str] = []
     nodes: list[BoardNode] = []
     links: list[LinkSpec] = []
-    owner: dict[tuple[int, str], int] = {}  # the node at a port of a board
+    # The node that has a port of a board, and the time that packets take between the two.
+    owner: dict[tuple[int, str], tuple[int, float]] = {}
     for place, (board, count) in enumerate(zip(wiring.boards, counts, strict=True)):
         ends = ports[place] if count > 1 else {}
         key = (id(board), count, *sorted(ends.items()))
@@ -275,18 +276,18 @@ def _wired(name: str, wiring: Wiring, counts: list[int]) -> Cluster:
         first = len(nodes)
         links += shared[key].links(first)
         for each in shared[key].nodes:
-            owner |= {(place, port): len(nodes) for port in each.ports}
+            owner |= {
+                (place, port): (len(nodes), shared[key].port_latency_s(each, port))
+                for port in each.ports
+            }
             own = wiring.names[place]
             names.append(own if count == 1 else f"{own}.{each.number}")
             nodes.append(each)
-    links += [
-        replace(
-            link,
-            source=owner[link.source, link.source_port],
-            destination=owner[link.destination, link.destination_port],
-        )
-        for link in wiring.links
-    ]
+    for link in wiring.links:
+        source, to_source_s = owner[link.source, link.source_port]
+        destination, to_destination_s = owner[link.destination, link.destination_port]
+        latency_s = link.latency_s + to_source_s + to_destination_s
+        links.append(replace(link, source=source, destination=destination, latency_s=latency_s))
     return Cluster(name, tuple(names), tuple(nodes), tuple(links), tuple(wiring.notes))
 
 

@@ -2,7 +2,8 @@
 
 A board has one node, which spans its dies, or several, each within a die. A node has neighbouring
 channels of memory to itself, and drives one port of them. The nodes of a board are joined in a
-chain by on-chip links. A link port lies on a die, and belongs to a node there.
+chain by on-chip links. A link port lies at a die; the node that has it may lie on another one, and
+its packets pass through registers at each boundary of dies.
 """
 
 from __future__ import annotations
@@ -10,18 +11,19 @@ from __future__ import annotations
 import dataclasses
 from collections import Counter
 from dataclasses import dataclass
-from functools import cached_property
-from itertools import pairwise
+from itertools import pairwise, product
 from typing import TYPE_CHECKING
 
 from fpgapipe.boards.address import MOST_NODES
 from fpgapipe.errors import UserError
 from fpgapipe.hw.hls_models.isa.instructions import WORD_BYTES
+from fpgapipe.hw.hls_models.resources.core_counts import links as link_resources
 from fpgapipe.hw.hls_models.spec.device import DeviceSpec, DieResources, LinkPortSpec, LinkSpec
+from fpgapipe.hw.hls_models.spec.link import LinkEngineSpec
 from fpgapipe.hw.hls_models.spec.on_chip import ON_CHIP, ON_CHIP_BYTES
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from fpgapipe.boards.schema import Board
 
@@ -38,12 +40,19 @@ AXI_WIRES = 1_250
 ON_CHIP_WIRES = 2 * (8 * ON_CHIP_BYTES + 2)
 """Wires of an on-chip link: a stream each way, with ``tvalid`` and ``tready``."""
 
+PORT_BYTES = 64
+"""Width of the widest stream between a core's link and the logic of its transceiver."""
+
+PORT_WIRES = 2 * (9 * PORT_BYTES + 3) + 10
+"""Wires between a core's link and the logic of its transceiver: a stream each way, with ``tkeep``,
+``tlast``, ``tvalid`` and ``tready``, and a stream of bytes that shows the transceiver's clock."""
+
 SWITCH_PORTS = 4
 """Memory ports that share a switch, within which no bandwidth is lost (PG276)."""
 
 
 def crossing_cycles(dies: int) -> int:
-    """Latency of an on-chip link whose ends are some dies apart, cycles.
+    """Latency of wires whose ends are some dies apart, cycles.
 
     A register in a die, and with each boundary two more, as v++ inserts them (3 cycles for one
     boundary, 5 for two).
@@ -90,20 +99,18 @@ class BoardNodes:
     Attributes
     ----------
     nodes : tuple of BoardNode
+    boundary_wires : tuple of int
+        Wires across each boundary of two dies: of memory ports, on-chip links, and link ports of
+        other dies.
     """
 
     nodes: tuple[BoardNode, ...]
+    boundary_wires: tuple[int, ...]
 
     @property
     def board(self) -> Board:
         """The board."""
         return self.nodes[0].board
-
-    @cached_property
-    def _places(self) -> list[int]:
-        """Index of each node's die."""
-        names = [die.name for die in self.board.fabric.dies]
-        return [names.index(node.die) if node.die else 0 for node in self.nodes]
 
     def links(self, first: int) -> list[LinkSpec]:
         """On-chip links between nodes that follow one another.
@@ -125,33 +132,24 @@ class BoardNodes:
                 payload_efficiency=1.0,
                 latency_s=crossing_cycles(abs(one - other)) / clk_hz,
             )
-            for number, (one, other) in enumerate(pairwise(self._places))
+            for number, (one, other) in enumerate(pairwise(map(self._index, self._dies)))
         ]
 
-    @cached_property
-    def boundary_wires(self) -> tuple[int, ...]:
-        """Wires across each boundary of two dies: of memory ports and of on-chip links."""
-        dies = self.board.fabric.dies
-        if len(self.nodes) == 1:
-            return (0,) * (len(dies) - 1)
-        memory = self._memory_die
-        found = []
-        for boundary in range(len(dies) - 1):
-
-            def crosses(one: int, other: int, boundary: int = boundary) -> bool:
-                return min(one, other) <= boundary < max(one, other)
-
-            ports = sum(crosses(place, memory) for place in self._places)
-            streams = sum(crosses(*pair) for pair in pairwise(self._places))
-            found.append(ports * AXI_WIRES + streams * ON_CHIP_WIRES)
-        return tuple(found)
+    def port_latency_s(self, node: BoardNode, port: str) -> float:
+        """Time that packets take between a node and the die of a link port that it has, s."""
+        home = _home(self.board, port)
+        if node.die is None or home is None or node.die == home:
+            return 0.0
+        apart = abs(self._index(node.die) - self._index(home))
+        return crossing_cycles(apart) / self.board.clock.clk_target_hz
 
     @property
-    def _memory_die(self) -> int:
-        packaging = self.board.packaging
-        assert packaging is not None
-        assert packaging.vitis is not None, "boards of several nodes have a memory die"
-        return [die.name for die in self.board.fabric.dies].index(packaging.vitis.memory_die)
+    def _dies(self) -> list[str]:
+        """Die of each node; none of a board's only node, which has all."""
+        return [node.die for node in self.nodes if node.die]
+
+    def _index(self, die: str) -> int:
+        return [each.name for each in self.board.fabric.dies].index(die)
 
 
 def nodes_of(
@@ -175,7 +173,8 @@ def nodes_of(
     """
     if count == 1:
         ports = tuple(f"{group.name}/{at}" for group in board.links for at in range(group.count))
-        return BoardNodes((BoardNode(board, 0, None, range(0), ports, board.device_spec()),))
+        alone = BoardNode(board, 0, None, range(0), ports, board.device_spec())
+        return BoardNodes((alone,), (0,) * (len(board.fabric.dies) - 1))
     whole = f"{board.name} with {count} nodes"
     packaging = board.packaging
     if packaging is None or packaging.vitis is None:
@@ -187,12 +186,33 @@ def nodes_of(
     most = min(memory.count, MOST_NODES)
     if not 1 <= count <= most:
         raise UserError(f"{board.name} can have 1..{most} nodes (memory ports), not {count}")
-    order = _order(board, count, [port for port in (enters, leaves) if port], leaves is not None)
+    homes = {}
+    for port in filter(None, (enters, leaves)):
+        home = _home(board, port)
+        if home is None:
+            raise UserError(
+                f"{whole} cannot be cabled by {port}: its file says not at which die that lies; "
+                "give the key 'die' of 'links'"
+            )
+        homes[port] = home
+    names = [die.name for die in board.fabric.dies]
+    order, boundary_wires = _order(
+        board,
+        count,
+        names.index(packaging.vitis.memory_die),
+        *(names.index(homes[port]) if port else None for port in (enters, leaves)),
+    )
+    widest = max(boundary_wires, default=0)
+    if widest > MOST_BOUNDARY_WIRES:
+        raise UserError(
+            f"{whole} is not possible: {widest:,} wires would cross the boundary of two dies, "
+            f"{MOST_BOUNDARY_WIRES:,} may; take fewer nodes"
+        )
     each = memory.count // count
     each -= each % SWITCH_PORTS if each > SWITCH_PORTS else 0
     shares = Counter(order)
     spec = board.device_spec()
-    dies = {die.name: die for die in spec.dies}
+    registers = [sum(pair) for pair in pairwise((0, *boundary_wires, 0))]
     (reached,) = spec.memories
     nodes = []
     for number, die in enumerate(order):
@@ -203,7 +223,7 @@ def nodes_of(
         streams = LinkPortSpec(ON_CHIP, neighbours, ON_CHIP, 8 * WORD_BYTES * spec.clk_hz, 1.0, 0.0)
         own = dataclasses.replace(
             spec,
-            dies=(_part(dies[die], shares[die]),),
+            dies=(_part(spec.dies[die], shares[die], registers[die]),),
             memories=(dataclasses.replace(reached, size_bytes=each * memory.size_bytes),),
             ports=(
                 streams,
@@ -216,59 +236,90 @@ def nodes_of(
             host_bytes_per_s=spec.host_bytes_per_s / count,
         )
         channels = range(number * each, (number + 1) * each)
-        nodes.append(BoardNode(board, number, die, channels, ports, own))
-    found = BoardNodes(tuple(nodes))
-    widest = max(found.boundary_wires)
-    if widest > MOST_BOUNDARY_WIRES:
-        raise UserError(
-            f"{whole} is not possible: {widest:,} wires would cross the boundary of two dies, "
-            f"{MOST_BOUNDARY_WIRES:,} may; take fewer nodes"
-        )
-    return found
+        nodes.append(BoardNode(board, number, names[die], channels, ports, own))
+    return BoardNodes(tuple(nodes), boundary_wires)
 
 
-def _part(die: DieResources, shares: int) -> DieResources:
-    """An equal share of a die."""
+def _home(board: Board, port: str) -> str | None:
+    """The die at which a link port lies, if the board's file says it."""
+    return next(group.die for group in board.links if group.name == port.rpartition("/")[0])
+
+
+def _part(die: DieResources, shares: int, registers: int) -> DieResources:
+    """An equal share of what the registers of wires to other dies leave of a die."""
+    left = dataclasses.replace(die, ff=max(die.ff - registers, 0))
     amounts = {
-        name: getattr(die, name) // shares for name in ("lut", "ff", "bram36", "uram", "dsp")
+        name: getattr(left, name) // shares for name in ("lut", "ff", "bram36", "uram", "dsp")
     }
     return DieResources(die.name, **amounts)
 
 
-def _order(board: Board, count: int, ports: Sequence[str], leaves: bool) -> list[str]:
-    """Die of each node, in the order in which data flow.
+def _order(
+    board: Board, count: int, memory: int, enters: int | None, leaves: int | None
+) -> tuple[list[int], tuple[int, ...]]:
+    """Die of each node, in the order in which data flow, and the wires across each boundary.
 
-    Each further node goes to the die that leaves it the largest share of LUTs. Data that come from
-    another board and go to a third pass from the link ports' die to the farthest and back; others
-    pass from it, or to it, one way.
+    Each further node goes to the die that leaves it the largest share of LUTs. Of the orders whose
+    wires are not too many, the one is taken that leaves most LUTs to the core that has fewest
+    besides a link to another board, and of several the one with fewest wires.
+
+    Parameters
+    ----------
+    board : Board
+    count : int
+    memory, enters, leaves : int
+        Indices of the dies of the memory, and of the link ports at which data come from another
+        board and go to another one; None if there is no such port.
     """
-    names = [die.name for die in board.fabric.dies]
-    luts = {die.name: board.usable(die, "lut") for die in board.fabric.dies}
-    homes = {group.name: group.die for group in board.links}
-    taken = Counter[str]()
-    for port in ports:
-        home = homes[port.rpartition("/")[0]]
-        if home is None:
-            raise UserError(
-                f"{board.name} with {count} nodes cannot be cabled by {port}: its file says not at "
-                "which die that lies; give the key 'die' of 'links'"
-            )
-        taken[home] += 1
-    if len(taken) > 1 or sum(taken.values()) > count:
-        raise UserError(
-            f"{board.name} with {count} nodes cannot be cabled by {' and '.join(ports)}: data come "
-            "to a node and leave from another one at the same die"
+    luts = [board.usable(die, "lut") for die in board.fabric.dies]
+    taken = [0] * len(luts)
+    for _ in range(count):
+        taken[max(range(len(luts)), key=lambda die: luts[die] / (taken[die] + 1))] += 1
+    port_luts = link_resources([LinkEngineSpec(PORT_BYTES)], WORD_BYTES).lut
+
+    def wires(order: Sequence[int]) -> tuple[int, ...]:
+        spans = [(die, memory, AXI_WIRES) for die in order]
+        spans += [(*pair, ON_CHIP_WIRES) for pair in pairwise(order)]
+        spans += [(order[0], enters, PORT_WIRES)] if enters is not None else []
+        spans += [(order[-1], leaves, PORT_WIRES)] if leaves is not None else []
+        return tuple(
+            sum(each for one, other, each in spans if min(one, other) <= at < max(one, other))
+            for at in range(len(luts) - 1)
         )
-    port_die = next(iter(taken), names[0])  # without ports, the chain begins at the first die
-    for _ in range(count - sum(taken.values())):
-        taken[max(luts, key=lambda name: luts[name] / (taken[name] + 1))] += 1
-    away = sorted(names, key=lambda name: abs(names.index(name) - names.index(port_die)))
-    if len(ports) < 2:
-        there = [name for name in away for _ in range(taken[name])]
-        return there[::-1] if leaves else there
-    out = {name: (taken[name] + 1) // 2 for name in away}
-    farthest = next(name for name in reversed(away) if taken[name])
-    if farthest != port_die:
-        out[farthest] = taken[farthest]
-    there = [name for name in away for _ in range(out[name])]
-    return there + [name for name in reversed(away) for _ in range(taken[name] - out[name])]
+
+    def room(order: Sequence[int]) -> float:
+        left = [luts[die] / taken[die] for die in order]
+        for end, port in ((0, enters), (-1, leaves)):
+            left[end] -= port_luts if port is not None else 0
+        return min(left)
+
+    def badness(order: Sequence[int]) -> tuple[float, ...]:
+        each = wires(order)
+        most = max(each, default=0)
+        return most > MOST_BOUNDARY_WIRES, -room(order), most, sum(each)
+
+    best = min(_orders(taken), key=badness)
+    return best, wires(best)
+
+
+def _orders(taken: Sequence[int]) -> Iterator[list[int]]:
+    """Orders of nodes: from any die to those on one side of it, on the other one, and to the last.
+
+    Parameters
+    ----------
+    taken : sequence of int
+        Number of nodes on each die.
+    """
+    used = [die for die, nodes in enumerate(taken) if nodes]
+    for first, last in product(used, used):
+        if first == last and taken[first] == 1 and len(used) > 1:
+            continue
+        kept = taken[first] // 2 if first == last else 0
+        between = [die for die in used if die not in (first, last)]
+        for goes_up in (True, False):
+            near = sorted(
+                between,
+                key=lambda die: ((die > first) != goes_up, abs(die - first)),
+            )
+            ahead = [die for die in (first, *near) for _ in range(taken[die])]
+            yield ahead[kept:] + [last] * (kept if first == last else taken[last])

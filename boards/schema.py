@@ -224,6 +224,7 @@ class LinkGroup(Block):
             line_rate_bits_per_s=self.line_rate_bits_per_s,
             payload_efficiency=self.efficiency,
             latency_s=self.latency_s,
+            die=self.die,
         )
 
 

@@ -66,25 +66,22 @@ class BoardSheet(Result):
     board : Board
     nodes : BoardNodes or None
         The nodes that share it, if that was asked for.
+    cabled : BoardNodes or str
+        Several nodes between two other boards, or at the end of a chain if the board has one link
+        port; or why they cannot be cabled, or nothing.
     """
 
     board: Board
     nodes: BoardNodes | None = None
+    cabled: BoardNodes | str = ""
 
     def to_dict(self) -> dict[str, Any]:
         """The board in full, with its nodes if that was asked for."""
         value = self.board.model_dump(mode="json")
         if self.nodes:
-            value["nodes"] = [
-                {
-                    "die": node.die,
-                    "channels": list(node.channels),
-                    "ports": list(node.ports),
-                    **dataclasses.asdict(node.spec),
-                }
-                for node in self.nodes.nodes
-            ]
-            value["boundary_wires"] = list(self.nodes.boundary_wires)
+            value |= _nodes_value(self.nodes)
+        if isinstance(self.cabled, BoardNodes):
+            value["cabled"] = _nodes_value(self.cabled)
         return value
 
     def shown(self) -> Iterator[Table | str]:
@@ -157,6 +154,8 @@ class BoardSheet(Result):
         if self.nodes:
             yield ""
             yield from _node_parts(self.nodes)
+            if self.cabled:
+                yield from _cabled_parts(self.cabled)
         yield "\nsources"
         for key, entry in board.sources.items():
             document = f", {entry.document}" if entry.document else ""
@@ -164,9 +163,25 @@ class BoardSheet(Result):
             yield f"  {key}: {entry.title}{document}{note}"
 
 
+def _nodes_value(shared: BoardNodes) -> dict[str, Any]:
+    """The nodes of a board, and the wires between its dies, for JSON."""
+    return {
+        "nodes": [
+            {
+                "die": node.die,
+                "channels": list(node.channels),
+                "ports": list(node.ports),
+                **dataclasses.asdict(node.spec),
+            }
+            for node in shared.nodes
+        ],
+        "boundary_wires": list(shared.boundary_wires),
+    }
+
+
 def _node_parts(shared: BoardNodes) -> Iterator[Table | str]:
     """What each node of a board gets, and the wires across its dies' boundaries."""
-    board, nodes = shared.board, shared.nodes
+    nodes = shared.nodes
     rows = []
     for node in nodes:
         spec, channels = node.spec, node.channels
@@ -187,15 +202,33 @@ def _node_parts(shared: BoardNodes) -> Iterator[Table | str]:
         rows,
         title=f"{len(nodes)} nodes, usable resources of each",
     )
-    names = [die.name for die in board.fabric.dies]
-    for pair, wires in zip(pairwise(names), shared.boundary_wires, strict=True):
+    for pair, wires in _boundaries(shared):
         yield (
-            f"{' to '.join(pair)}: {wires:,} wires of nodes' memory ports and links, of "
-            f"{MOST_BOUNDARY_WIRES:,}"
+            f"{pair}: {wires:,} wires of nodes' memory ports and links, of {MOST_BOUNDARY_WIRES:,}"
         )
     least = min(nodes, key=lambda node: node.spec.lut)
     if len(nodes) > 1:
         yield f"{least.die or 'the board'} binds: its nodes have {least.spec.lut:,} LUT each"
+
+
+def _boundaries(shared: BoardNodes) -> Iterator[tuple[str, int]]:
+    """The dies on both sides of each boundary, and the wires across it."""
+    names = [die.name for die in shared.board.fabric.dies]
+    for pair, wires in zip(pairwise(names), shared.boundary_wires, strict=True):
+        yield " to ".join(pair), wires
+
+
+def _cabled_parts(cabled: BoardNodes | str) -> Iterator[str]:
+    """Where the nodes lie, and the wires between dies, if the board is joined to others."""
+    if isinstance(cabled, str):
+        yield f"Joined to other boards: {cabled}"
+        return
+    dies = ", ".join(node.die or "all" for node in cabled.nodes)
+    ports = "; ".join(
+        f"node {each.number} has {' and '.join(each.ports)}" for each in cabled.nodes if each.ports
+    )
+    wires = "; ".join(f"{pair} {wires:,} wires" for pair, wires in _boundaries(cabled))
+    yield f"Joined to other boards, in the order in which data flow: {dies}; {ports}; {wires}"
 
 
 def _memory_row(memory: Memory) -> list[object]:
@@ -271,4 +304,14 @@ def describe_board(name_or_path: str | Path, nodes: int | None = None) -> BoardS
         If there is no such board, or it cannot have so many nodes.
     """
     board = load_board(name_or_path)
-    return BoardSheet(board, None if nodes is None else nodes_of(board, nodes))
+    if nodes is None:
+        return BoardSheet(board)
+    shared = nodes_of(board, nodes)
+    ports = [f"{group.name}/{at}" for group in board.links for at in range(group.count)]
+    cabled: BoardNodes | str = ""
+    if ports and nodes > 1:
+        try:
+            cabled = nodes_of(board, nodes, **dict(zip(("enters", "leaves"), ports, strict=False)))
+        except UserError as error:
+            cabled = str(error)
+    return BoardSheet(board, shared, cabled)

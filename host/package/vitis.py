@@ -227,8 +227,11 @@ def link_config(target: Target, values: Vitis) -> str:
             f"stream_connect={own}.link{end.number}_tx:{instance(end.node)}.link{end.other}_rx"
             for end in node.on_chip
         ]
+    dies = {group.name: group.die for group in target.board.links}
     for node, link in _aurora_links(target):
         own, aurora = instance(node.number), module_name(link)
+        die = dies[link.transceiver.link]
+        lines += [f"slr={aurora}:{die}"] if die else []
         lines += [
             f"stream_connect={own}.link{link.number}_tx:{aurora}.tx_axis",
             f"stream_connect={aurora}.rx_axis:{own}.link{link.number}_rx",

@@ -429,8 +429,16 @@ def check_link_config(text, files, target):
     assert len({each.transceiver.platform_lanes for each in links}) == len(links)
     assert len(reached) == len(nodes)
     assert len({each for one in reached for each in one}) == sum(map(len, reached)), "shared memory"
+    homes = {group.name: group.die for group in target.board.links}
+    auroras = {
+        f"fpgapipe_aurora_{link.number}": homes[link.transceiver.link]
+        for link in links
+        if homes[link.transceiver.link]
+    }
+    cores = {name: die for name, die in placed.items() if name in nodes}
+    assert placed == cores | auroras
     if target.channels:
-        assert placed == {name: node.die for name, node in nodes.items()}
+        assert cores == {name: node.die for name, node in nodes.items()}
     return joined
 
 

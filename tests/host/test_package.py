@@ -130,6 +130,8 @@ def test_kernels_of_a_board_of_several_nodes():
     [
         ("HBM[8:15]", "HBM[0:7]"),
         ("slr=fpgapipe_core_3:SLR2", "slr=fpgapipe_core_3:SLR1"),
+        ("slr=fpgapipe_aurora_0:SLR2", "slr=fpgapipe_aurora_0:SLR1"),
+        ("slr=fpgapipe_aurora_1:SLR2\n", ""),
         ("fpgapipe_core_2.link1_tx:fpgapipe_core_3.link0_rx", "fpgapipe_core_2.link1_tx:"
          "fpgapipe_core_1.link1_rx"),
         (":2:fpgapipe_core_1.fpgapipe_core_2", ":2:fpgapipe_core_1"),

@@ -139,10 +139,26 @@ def _traffic(subject: Subject, i: int) -> tuple[str, str, str, str]:
         f"{subject.names[one]} to {subject.names[other]}: {rate}",
         f"{link.protocol}, latency {duration(link.latency_s)}",
         f"{sends} of features, {returns} of gradients a micro-batch",
+        *_crossings(subject, i),
     ]
     for busy, way in _busy(subject, i):
         words.append(f"{way}: in use {percent(busy)} of the mini-batch")
     return rate, sends, returns, "\n".join(words)
+
+
+def _crossings(subject: Subject, i: int) -> Iterator[str]:
+    """Which dies a wire passes between nodes and their link ports, or between two nodes."""
+    pair = subject.placed.placement.pairs[i]
+    dies = [subject.placed.devices[node].dies[0].name for node in pair]
+    if subject.placed.links[i].protocol == ON_CHIP:
+        if dies[0] != dies[1]:
+            yield f"registers from {dies[0]} to {dies[1]}"
+        return
+    for node, die in zip(pair, dies, strict=True):
+        device, port = subject.placed.devices[node], subject.placed.port(node, i)
+        (group,) = (each for each in device.ports if each.name == port.rpartition("/")[0])
+        if device.is_share and group.die not in (None, die):
+            yield f"registers from {subject.names[node]} on {die} to {port} at {group.die}"
 
 
 def _busy(subject: Subject, i: int) -> Iterator[tuple[float, str]]:

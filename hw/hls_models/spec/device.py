@@ -124,6 +124,8 @@ class LinkPortSpec:
         Share of the line rate that carries payload, above 0 and at most 1.
     latency_s : float
         Time from the sender's stream to the receiver's stream, cable included.
+    die : str or None
+        The die at which the ports lie, where that is known.
     """
 
     name: str
@@ -132,6 +134,7 @@ class LinkPortSpec:
     line_rate_bits_per_s: float
     payload_efficiency: float
     latency_s: float
+    die: str | None = None
 
     def __post_init__(self) -> None:
         _check_whole(f"link port {self.name} count", self.count, 1)
