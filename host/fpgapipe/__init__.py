@@ -16,16 +16,16 @@ __all__ = [
     "ClusterSheet", "ClusterSpec", "Compared", "CoreSpec", "Covered", "Dataset", "DeviceSpec",
     "ElementFormat", "Exploration", "Explored", "Graph", "GraphBuilder", "Layers", "LinkEngineSpec",
     "Loss", "Measurement", "MemorySpec", "ModelBackend", "PipelineProgram", "Plan", "Planned",
-    "PlannedDegrees", "PlannedProfile", "Ran", "Request", "Ring", "RunOptions", "RunSummary",
-    "Samples", "Schedule", "ScratchpadSpec", "Settings", "SimulatorBackend", "StepOptions",
-    "StepResult", "Timetable", "TorchBackend", "UserError", "VectorSpec", "Verified", "WireSpec",
-    "__version__", "as_plan", "bringup", "build", "build_pipeline", "chain_of", "check_schedule",
-    "checkpoints", "compare", "coverage", "describe_board", "describe_cluster", "explore",
-    "explore_board", "explore_smallest", "initial_parameters", "inspect", "list_boards",
-    "load_board", "load_cluster", "load_data", "load_network", "make_schedule", "measure_build",
-    "one_link_each", "open_backend", "open_build", "oracle", "plan", "plan_board", "plan_profile",
-    "read_schedule", "report", "ring", "run", "run_build", "scalar_bits", "schedule", "verify",
-    "write_build", "write_package", "write_report",
+    "PlannedDegrees", "PlannedProfile", "Ran", "Reached", "Request", "Ring", "RunOptions",
+    "RunSummary", "Samples", "Schedule", "ScratchpadSpec", "Settings", "SimulatorBackend",
+    "StepOptions", "StepResult", "Timetable", "TorchBackend", "UserError", "VectorSpec", "Verified",
+    "WireSpec", "__version__", "as_plan", "bringup", "build", "build_pipeline", "chain_of",
+    "check_schedule", "checkpoints", "compare", "coverage", "describe_board", "describe_cluster",
+    "explore", "explore_board", "explore_smallest", "explore_target", "initial_parameters",
+    "inspect", "list_boards", "load_board", "load_cluster", "load_data", "load_network",
+    "make_schedule", "measure_build", "one_link_each", "open_backend", "open_build", "oracle",
+    "plan", "plan_board", "plan_profile", "read_schedule", "report", "ring", "run", "run_build",
+    "scalar_bits", "schedule", "verify", "write_build", "write_package", "write_report",
 ]  # fmt: skip
 
 if TYPE_CHECKING:  # type checkers learn here what each name is
@@ -46,7 +46,6 @@ if TYPE_CHECKING:  # type checkers learn here what each name is
     from fpgapipe.host.make.cluster import ClusterSheet, describe_cluster
     from fpgapipe.host.make.compare import Compared, compare
     from fpgapipe.host.make.coverage import Covered, coverage
-    from fpgapipe.host.make.csv_schedule import read_schedule
     from fpgapipe.host.make.explore import Explored, explore_board
     from fpgapipe.host.make.inspect import Layers, inspect
     from fpgapipe.host.make.oracle import Answers, oracle
@@ -61,7 +60,8 @@ if TYPE_CHECKING:  # type checkers learn here what each name is
     from fpgapipe.host.make.report import report
     from fpgapipe.host.make.ring import Ring, ring
     from fpgapipe.host.make.run import Ran, run
-    from fpgapipe.host.make.schedule import Timetable, schedule
+    from fpgapipe.host.make.schedule import Timetable, read_schedule, schedule
+    from fpgapipe.host.make.target import Reached, explore_target
     from fpgapipe.host.make.verify import Verified, verify
     from fpgapipe.host.package.package import write_package
     from fpgapipe.host.report.pages.page import write_report

@@ -285,7 +285,7 @@ def _choice(
     cells_per_s = sum(node.core.cells * node.spec.clk_hz for node in plan.nodes)
     return Choice(
         nodes,
-        _named([node.core for node in plan.nodes]),
+        named([node.core for node in plan.nodes]),
         sum(node.core.vector.lanes for node in plan.nodes if node.core.vector),
         sum(node.core.scratchpad.size_bytes for node in plan.nodes),
         candidate.num_microbatches,
@@ -299,7 +299,7 @@ def _choice(
     )
 
 
-def _named(cores: Sequence[CoreSpec]) -> str:
+def named(cores: Sequence[CoreSpec]) -> str:
     """Cores in the order in which data flow, equal neighbours together: ``2 x 32x64, 16x32``."""
     names: list[list[Any]] = []
     for core in cores:

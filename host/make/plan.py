@@ -8,10 +8,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
-from fpgapipe.boards.cluster import Cluster, ways_to_share
+from fpgapipe.boards.cluster import Cluster, chain_of, ways_to_share
 from fpgapipe.boards.schema import Board
 from fpgapipe.errors import UserError
-from fpgapipe.host.make.csv_schedule import read_plain_schedule
 from fpgapipe.host.make.networks import loader
 from fpgapipe.host.make.plan_tables import explained_parts, plan_parts
 from fpgapipe.host.make.planning import (
@@ -23,6 +22,7 @@ from fpgapipe.host.make.planning import (
     rank,
     spec_of,
 )
+from fpgapipe.host.make.schedule import read_plain_schedule
 from fpgapipe.host.report.drawing.pictures import picture
 from fpgapipe.host.terminal.console import Table, scaled
 from fpgapipe.host.terminal.progress import Progress, silent
@@ -449,6 +449,7 @@ def plan_board(
     micro_batches: int | None = None,
     strategy: str | None = None,
     array: tuple[int, int] | None = None,
+    nodes: int | None = None,
     progress: Progress = silent,
     **options: Any,
 ) -> Planned | PlannedDegrees:
@@ -463,6 +464,8 @@ def plan_board(
     strategy : str, optional
         As for `plan`; the faster one of a pipeline and data parallelism if it is not given, or a
         pipeline if options say something of its order.
+    nodes : int, optional
+        Nodes of each board; the fastest number is searched if it is not given.
     batch, micro_batches, array, progress, **options
         As for `plan`.
 
@@ -516,6 +519,8 @@ def plan_board(
             refused=tuple(f"{name}: {error}" for name, error in refused.items()),
         )
 
+    if nodes is not None:
+        return planned_on(chain_of(board, num_boards, nodes))
     clusters, num_dies = ways_to_share(board, num_boards), len(board.fabric.dies)
     found, ways = fastest_sharing(clusters, num_dies, request_on, planned_on)
     return replace(found, ways=ways) if isinstance(found, Planned) else found

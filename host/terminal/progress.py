@@ -39,6 +39,11 @@ class Display:
     ----------
     bar : Bar or None
         Bar that shows the progress; without one, `line` gives it as text.
+
+    Attributes
+    ----------
+    subject : str
+        What the tasks are about, in front of their descriptions.
     """
 
     def __init__(self, bar: Bar | None = None) -> None:
@@ -51,6 +56,7 @@ class Display:
         self._begin_s = self._mark_s = time.monotonic()
         self._mark = 0.0
         self._figures: Mapping[str, Any] = {}
+        self.subject = ""
 
     def add_task(self, description: str, *, total: float | None = None, unit: str = "") -> None:
         """Begin a task: its description, the number of its parts, and the name of the parts."""
@@ -67,7 +73,7 @@ class Display:
     ) -> None:
         """Update the task's description, parts done and parts in all; None leaves one as it is."""
         if description is not None:
-            self._what = description
+            self._what = self.subject + description
         if completed is not None:
             if self._done is None or completed < self._done:
                 # The rate is counted from here, since parts that an earlier run has done took no
@@ -126,6 +132,18 @@ Progress = Callable[[], contextlib.AbstractContextManager[Display]]
 def silent() -> contextlib.AbstractContextManager[Display]:
     """Show no progress."""
     return contextlib.nullcontext(Display())
+
+
+def about(progress: Progress, subject: str) -> Progress:
+    """Show the progress of tasks with a subject in front of their descriptions."""
+
+    @contextlib.contextmanager
+    def shown() -> Iterator[Display]:
+        with progress() as display:
+            display.subject = subject
+            yield display
+
+    return shown
 
 
 @contextlib.contextmanager

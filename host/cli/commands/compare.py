@@ -54,7 +54,6 @@ def compare(network: str, cluster: Cluster, batch: int, as_json: bool) -> None:
     "--devices",
     metavar="N",
     type=ranges.DEVICES,
-    default=1,
     help="Boards of this kind, cabled in a chain [default: 1].",
 )
 @click.option(
@@ -63,14 +62,21 @@ def compare(network: str, cluster: Cluster, batch: int, as_json: bool) -> None:
     help="Numbers of cores of each board [default: one, and so on to one a die].",
 )
 @planned_batch_option
+@click.option(
+    "--target",
+    metavar="SAMPLES_PER_S",
+    type=ranges.SAMPLES_PER_S,
+    help="Find how many boards train at this rate, by the programs of 'plan'.",
+)
 @plot_option("samples/s over LUTs")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object, of all choices.")
 def explore(
     network: str,
     board: str,
-    devices: int,
+    devices: int | None,
     nodes: str | None,
     batch: int,
+    target: float | None,
     plot: tuple[str, ...],
     as_json: bool,
 ) -> None:
@@ -79,16 +85,47 @@ def explore(
     Nodes of the board, arrays and micro-batches are timed by formulas, each in its best schedule.
     The table has the choices that no other one is better than in samples/s, LUTs, DSPs, BRAMs and
     memory. 'plan' finds the fastest by whole programs. Ctrl-C ends the search with what it has.
+
+    With --target, 'plan' is asked for 1, 2, 4 boards and so on until they reach the rate, then for
+    numbers between. The answer is how many boards, in which plan, and what binds.
     """
     numbers = None if nodes is None else parse_numbers("--nodes", nodes, ranges.NODES.max or 1)
+    if target is not None:
+        _explore_target(network, board, target, devices, numbers, batch, plot, as_json)
+        return
     check_plots(plot, (network, board))
     found = fpgapipe.explore_board(
         network,
         fpgapipe.load_board(board),
-        devices,
+        devices or 1,
         batch=batch,
         nodes=numbers,
         progress=progress,
     )
     write_plots(plot, found.plot)
+    show(found, as_json=as_json)
+
+
+def _explore_target(
+    network: str,
+    board: str,
+    target: float,
+    devices: int | None,
+    numbers: list[int] | None,
+    batch: int,
+    plot: tuple[str, ...],
+    as_json: bool,
+) -> None:
+    for name in (name for name, given in (("devices", devices), ("plot", plot)) if given):
+        raise fpgapipe.UserError(f"--target finds the number of boards: leave out --{name}")
+    if numbers and len(numbers) > 1:
+        raise fpgapipe.UserError(f"--target takes one number of --nodes, not {len(numbers)}")
+    found = fpgapipe.explore_target(
+        network,
+        fpgapipe.load_board(board),
+        target,
+        batch=batch,
+        nodes=numbers[0] if numbers else None,
+        progress=progress,
+    )
     show(found, as_json=as_json)

@@ -93,6 +93,9 @@ BUDGET = Duration(0, 1e8)
 """Wall time after which a run stops."""
 
 BYTES_PER_S = Real(0, 1e15)
+SAMPLES_PER_S = Real(1e-6, 1e9)
+"""Rate of training that is asked for."""
+
 STEPS = Whole(1, 10**9)
 EPOCHS = Whole(1, 10**6)
 WARM_UP = Whole(0, 10**9)
