@@ -135,7 +135,7 @@ class Reached(Result):
                 )
                 for each in sorted(self.tried, key=lambda each: each.boards)
             ],
-            f"{self.network}, batch {self.batch}, on {self.board}: {self.target_per_s:,g} "
+            f"{self.network}, batch {self.batch}, on {self.board}: {self.target_per_s:,.10g} "
             "samples/s asked for",
         )
         for boards, why in self.refused:
@@ -149,7 +149,7 @@ class Reached(Result):
     @property
     def sentence(self) -> str:
         """How many boards reach the rate, or why none do."""
-        best, asked = self.best, f"{self.target_per_s:,g} samples/s"
+        best, asked = self.best, f"{self.target_per_s:,.10g} samples/s"
         what = f"{counted(best.boards, 'board')} with {counted(best.nodes, 'node')} each"
         does = f"{best.samples_per_s:,.1f} samples/s by {best.kind}"
         if not self.is_reached:

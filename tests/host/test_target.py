@@ -84,6 +84,12 @@ def test_boards_that_cannot_be_cabled_end_it_and_small_ones_are_passed(rated):
     assert "left out: 4 boards: no more ports" in str(found)
 
 
+def test_large_rates_are_written_in_full(rated):
+    rated(lambda boards: 10.0)
+    found = explore_target("digits-cnn", load_board("u280"), 90e6, batch=8)
+    assert "90,000,000 samples/s are not reached" in str(found)
+
+
 def test_nothing_fits(rated):
     rated(lambda boards: UserError("too small"))
     with pytest.raises(UserError, match=r"^too small$"):
