@@ -20,8 +20,8 @@ from typing import Any, TypeVar
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
-_MAKES_ARRAYS: dict[Any, bool] = {}
-"""All compilable functions, each with whether it, or what it calls, makes arrays."""
+_COMPILABLE: set[Any] = set()
+"""All compilable functions."""
 
 _NAMESPACES: dict[str, dict[str, Any]] = {}
 """For each module, its global names, with machine code in place of the compilable functions."""
@@ -36,13 +36,7 @@ def has_compiler() -> bool:
 
 def compilable(function: _F) -> _F:
     """Declare that a function can be compiled, and makes no arrays and calls none that does."""
-    _MAKES_ARRAYS[function] = False
-    return function
-
-
-def compilable_with_arrays(function: _F) -> _F:
-    """Declare that a function can be compiled, which makes arrays."""
-    _MAKES_ARRAYS[function] = True
+    _COMPILABLE.add(function)
     return function
 
 
@@ -58,7 +52,7 @@ def machine_code(function: _F) -> _F:
 def _namespace(module: str) -> dict[str, Any]:
     if module in _NAMESPACES:
         return _NAMESPACES[module]
-    from fpgapipe.machine_code import compiled, compiled_without_counts
+    from fpgapipe.machine_code import compiled_without_counts
 
     names = vars(sys.modules[module])
     # The functions of a module call each other, so they share the names before these are complete.
@@ -67,8 +61,8 @@ def _namespace(module: str) -> dict[str, Any]:
         if not _is_compilable(value):
             continue
         if value.__module__ == module:
-            compiles = compiled if _MAKES_ARRAYS[value] else compiled_without_counts
-            found[name] = compiles(FunctionType(value.__code__, found, name, value.__defaults__))
+            plain = FunctionType(value.__code__, found, name, value.__defaults__)
+            found[name] = compiled_without_counts(plain)
         else:
             found[name] = _namespace(value.__module__)[value.__name__]
     return found
@@ -103,4 +97,4 @@ def digest(function: Callable[..., Any]) -> str:
 
 
 def _is_compilable(value: Any) -> bool:
-    return isinstance(value, FunctionType) and value in _MAKES_ARRAYS
+    return isinstance(value, FunctionType) and value in _COMPILABLE
