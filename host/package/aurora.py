@@ -15,15 +15,6 @@ if TYPE_CHECKING:
     from fpgapipe.host.package.target import LinkEnd, Target
     from fpgapipe.hw.hls_models.spec.aurora import AuroraSpec
 
-INTERFACES = {
-    "tx_axis": "xilinx.com:interface:axis:1.0",
-    "rx_axis": "xilinx.com:interface:axis:1.0",
-    "clock_axis": "xilinx.com:interface:axis:1.0",
-    "gt_refclk": "xilinx.com:interface:diff_clock:1.0",
-    "gt_port": "xilinx.com:interface:gt:1.0",
-}
-"""Interfaces of the module and their types."""
-
 _GT_PORTS = {
     "GRX_P": "gt_rxp_in",
     "GRX_N": "gt_rxn_in",
