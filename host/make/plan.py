@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -14,13 +14,14 @@ from fpgapipe.errors import UserError
 from fpgapipe.host.make.networks import loader
 from fpgapipe.host.make.plan_tables import explained_parts, plan_parts
 from fpgapipe.host.make.planning import (
+    AUTO,
     PIPELINES,
     best_pipeline,
     check_strategy,
-    fastest_shards,
     plan_shards,
     rank,
     spec_of,
+    tried_strategies,
 )
 from fpgapipe.host.make.schedule import read_plain_schedule
 from fpgapipe.host.report.drawing.pictures import picture
@@ -44,6 +45,7 @@ from fpgapipe.partition.schedule.schedule_kinds import tried_schedules
 from fpgapipe.partition.search.problem import Objective, Partition
 from fpgapipe.partition.strategies.layerwise import LayerwisePlan
 from fpgapipe.partition.strategies.plan_layerwise import plan_any_degrees
+from fpgapipe.partition.strategies.registered import STRATEGIES
 from fpgapipe.partition.timeline.timeline import Timeline
 from fpgapipe.stopwatch import phase
 
@@ -339,7 +341,7 @@ def plan(
     micro_batches: int | None = None,
     schedule: str = "auto",
     order: Schedule | Path | str | None = None,
-    strategy: str = "pipeline",
+    strategy: str | Sequence[str] = "pipeline",
     array: tuple[int, int] | None = None,
     free_order: bool = False,
     objective: str | None = None,
@@ -362,8 +364,9 @@ def plan(
     order : Schedule or path, optional
         A schedule with an order of its own and a stage for each device, instead of one by name; a
         path is that of PyTorch's CSV.
-    strategy : str
-        A name of ``fpgapipe plan --strategy``, or the path of a file of degrees or stages.
+    strategy : str or sequence of str
+        A name of ``fpgapipe plan --strategy``, or the path of a file of degrees or stages; of
+        several names the fastest plan is taken.
     array : (int, int), optional
         Rows and columns of each device's array; several are tried if it is not given.
     free_order : bool
@@ -385,11 +388,17 @@ def plan(
     UserError
         If options contradict each other, or nothing fits.
     """
-    check_strategy(strategy, schedule, ("auto",))
-    if strategy != "pipeline":
-        given = {"from-csv": order, "objective": objective, "free-order": free_order}
-        for name in (name for name, value in given.items() if value):
-            raise UserError(f"--{name} is for pipelines: leave out --strategy {strategy}")
+    names = [strategy] if isinstance(strategy, str) else list(strategy)
+    if not names:
+        raise UserError("name at least one strategy")
+    for name in names:
+        check_strategy(name, schedule, ("auto",))
+        if name != "pipeline":
+            given = {"from-csv": order, "objective": objective, "free-order": free_order}
+            for option in (option for option, value in given.items() if value):
+                raise UserError(f"--{option} is for pipelines: leave out --strategy {name}")
+    if names == [AUTO]:
+        names = ["pipeline", *tried_strategies()]
     source, spec = loader(network), spec_of(cluster)
     if order is not None:
         order = _order(order, len(spec.devices), micro_batches)
@@ -405,9 +414,9 @@ def plan(
         free_order,
         all_devices=order is not None,
         order=order,
-        merges=strategy == "merge",
+        merges=names == ["merge"],
     )
-    if strategy == "layerwise":
+    if names == ["layerwise"]:
         samples = request.batch // (request.num_microbatches or 1)
         if refusals := refusals_of(source(samples), train=True):
             reason = "; ".join(map(str, refusals[:3]))
@@ -416,21 +425,10 @@ def plan(
             with progress() as display:
                 display.add_task("pricing layers")
                 return PlannedDegrees(plan_any_degrees(request, display.count), reason)
-    if strategy in (*PIPELINES, "auto"):
-        best = best_pipeline(request, source.name, progress=progress)
-        found = Planned(
-            best.plan, best.graph, request.cluster, best.timeline, best.built, best,
-            compared={best.plan.kind: best.plan},
-        )  # fmt: skip
+    if len(names) == 1:
+        found = _by(request, source.name, names[0], progress)
     else:
-        found = _shards(request, *plan_shards(request, source.name, strategy, progress))
-    if strategy == "auto" and len(request.cluster.devices) > 1:
-        shards, refused = fastest_shards(request, source.name, progress)
-        compared = dict(found.compared) | {each[0].kind: each[0] for each in shards}
-        for each in shards:
-            if rank(each[0]) < rank(found.plan):
-                found = _shards(request, *each)
-        found = replace(found, compared=compared, refused=tuple(refused))
+        found = _fastest_of(request, source.name, names, progress)
     if explains:
         if not found.built["possible"]:
             raise UserError(f"--explain needs a plan that can be built: {found.built['reason']}")
@@ -489,35 +487,9 @@ def plan_board(
     has_order = has_order or any(options.get(name) for name in ("order", "objective", "free_order"))
     names = (strategy,) if strategy else ("pipeline",) if has_order else ("pipeline", "data")
 
-    def planned_by(name: str, cluster: Cluster) -> Planned | PlannedDegrees:
-        asked: dict[str, Any] = {
-            **options,
-            "batch": batch,
-            "micro_batches": micro_batches,
-            "array": array,
-        }
-        return plan(network, cluster, strategy=name, progress=progress, **asked)
-
     def planned_on(cluster: Cluster) -> Planned | PlannedDegrees:
-        if len(names) == 1 or len(cluster.device_names) == 1:
-            return planned_by(names[0], cluster)
-        found: list[Planned] = []
-        refused: dict[str, UserError] = {}
-        for name in names:
-            try:
-                each = planned_by(name, cluster)
-            except UserError as error:
-                refused[name] = error
-            else:
-                assert isinstance(each, Planned)
-                found.append(each)
-        if not found:
-            raise next(iter(refused.values()))
-        return replace(
-            min(found, key=lambda each: rank(each.plan)),
-            compared={each.plan.kind: each.plan for each in found},
-            refused=tuple(f"{name}: {error}" for name, error in refused.items()),
-        )
+        asked: dict[str, Any] = {**options, "batch": batch, "micro_batches": micro_batches}
+        return plan(network, cluster, strategy=names, array=array, progress=progress, **asked)
 
     if nodes is not None:
         return planned_on(chain_of(board, num_boards, nodes))
@@ -528,6 +500,37 @@ def plan_board(
 
 def _order(order: Schedule | Path | str, devices: int | None, count: int | None) -> Schedule:
     return order if isinstance(order, Schedule) else read_plain_schedule(order, devices, count)
+
+
+def _by(request: Request, network: str, strategy: str, progress: Progress) -> Planned:
+    """The fastest plan of one strategy."""
+    if strategy in PIPELINES:
+        best = best_pipeline(request, network, progress=progress)
+        return Planned(best.plan, best.graph, request.cluster, best.timeline, best.built, best)
+    return _shards(request, *plan_shards(request, network, strategy, progress))
+
+
+def _fastest_of(
+    request: Request, network: str, strategies: Sequence[str], progress: Progress
+) -> Planned:
+    """The fastest plan of several strategies; the first has no rivals on a single device."""
+    devices = len(request.cluster.devices)
+    found: list[Planned] = []
+    refused: list[tuple[str, UserError]] = []
+    for strategy in strategies[:1] if devices == 1 else strategies:
+        if strategy in STRATEGIES and devices < STRATEGIES[strategy].least_devices:
+            continue
+        try:
+            found.append(_by(request, network, strategy, progress))
+        except UserError as error:
+            refused.append((strategy, error))
+    if not found:
+        raise refused[0][1]
+    return replace(
+        min(found, key=lambda each: rank(each.plan)),
+        compared={each.plan.kind: each.plan for each in found},
+        refused=tuple(f"{strategy}: {error}" for strategy, error in refused),
+    )
 
 
 def _shards(

@@ -34,6 +34,11 @@ def strategy_names() -> list[str]:
     return [*PIPELINES, *STRATEGIES.names(), AUTO]
 
 
+def tried_strategies() -> list[str]:
+    """Names of the strategies that are tried besides a pipeline."""
+    return [name for name in STRATEGIES.usable() if STRATEGIES[name].is_tried]
+
+
 def spec_of(cluster: Cluster | ClusterSpec) -> ClusterSpec:
     """What the planner sees of a cluster."""
     return cluster.spec if isinstance(cluster, Cluster) else cluster
@@ -125,9 +130,8 @@ def fastest_shards(
     """
     found: list[Found] = []
     refused = []
-    for strategy in STRATEGIES.usable():
-        kind = STRATEGIES[strategy]
-        if not kind.is_tried or len(request.cluster.devices) < kind.least_devices:
+    for strategy in tried_strategies():
+        if len(request.cluster.devices) < STRATEGIES[strategy].least_devices:
             continue
         try:
             found.append(plan_shards(request, network, strategy, progress))

@@ -133,27 +133,49 @@ def test_formulas_are_not_taken_for_programs(monkeypatch):
 @pytest.mark.parametrize(
     ("options", "asked"),
     [
-        ({}, {"pipeline", "data"}),
-        ({"schedule": "zb-h1"}, {"pipeline"}),
-        ({"free_order": True}, {"pipeline"}),
-        ({"strategy": "data"}, {"data"}),
+        ({}, ("pipeline", "data")),
+        ({"schedule": "zb-h1"}, ("pipeline",)),
+        ({"free_order": True}, ("pipeline",)),
+        ({"strategy": "data"}, ("data",)),
     ],
 )
 def test_the_nodes_of_a_board_may_share_the_samples(options, asked, monkeypatch):
     """The faster one of a pipeline and data parallelism, where nobody asks for either."""
     one = chain_of(load_board("u50"), 1)
     known = fpgapipe.plan("digits-cnn", one, batch=8, micro_batches=1, schedule="gpipe")
-    seconds, names = {"pipeline": 2.0, "data": 1.0}, set()
+    names = set()
 
     def planned(network, cluster, *, strategy, **others):
         names.add(strategy)
+        return known
+
+    monkeypatch.setattr(plan_module, "plan", planned)
+    fpgapipe.plan_board("digits-cnn", load_board("u50"), batch=8, **options)
+    assert names == {asked}
+
+
+def test_of_several_strategies_the_fastest_is_taken(monkeypatch):
+    cluster = chain_of(load_board("u50"), 2)
+    known = fpgapipe.plan("digits-cnn", cluster, batch=8, micro_batches=2, schedule="gpipe")
+    seconds = {"pipeline": 2.0, "data": 1.0}
+
+    def by(request, network, strategy, progress):
+        if strategy not in seconds:
+            raise UserError("not this one")
         predicted = known.plan.predicted.model_copy(update={"minibatch_s": seconds[strategy]})
         return replace(known, plan=known.plan.model_copy(update={"predicted": predicted}))
 
-    monkeypatch.setattr(plan_module, "plan", planned)
-    found = fpgapipe.plan_board("digits-cnn", load_board("u50"), batch=8, **options)
-    assert names == asked
-    assert found.plan.predicted.minibatch_s == min(seconds[name] for name in asked)
+    monkeypatch.setattr(plan_module, "_by", by)
+    asked = ("pipeline", "layerwise", "data", "hybrid")  # hybrid takes three devices
+    found = fpgapipe.plan("digits-cnn", cluster, batch=8, strategy=asked)
+    assert found.plan.predicted.minibatch_s == 1.0
+    assert found.refused == ("layerwise: not this one",)
+    alone = fpgapipe.plan("digits-cnn", chain_of(load_board("u50"), 1), batch=8, strategy="auto")
+    assert alone.plan.predicted.minibatch_s == 2.0
+    with pytest.raises(UserError, match="at least one strategy"):
+        fpgapipe.plan("digits-cnn", cluster, strategy=())
+    with pytest.raises(UserError, match="not this one"):
+        fpgapipe.plan("digits-cnn", cluster, strategy=("layerwise", "hybrid"))
 
 
 def test_nodes_that_cannot_share_the_samples(cli):
