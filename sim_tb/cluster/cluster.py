@@ -28,6 +28,7 @@ from fpgapipe.sim_tb.cluster.cluster_nodes import (
     island_window_cycles,
     islands,
 )
+from fpgapipe.sim_tb.cluster.node_registers import NodeRegisters
 from fpgapipe.sim_tb.cluster.sampling import (
     Sample,
     Sampler,
@@ -39,7 +40,6 @@ from fpgapipe.sim_tb.native.native import (
     DeviceError,
     StallError,
     check_address,
-    check_value,
     refusal,
 )
 from fpgapipe.sim_tb.native.native_library import RawBeat, RawWire
@@ -73,7 +73,7 @@ class Progress:
     remaining_s: float | None
 
 
-class Cluster(Closing):
+class Cluster(NodeRegisters, Closing):
     """Devices that run in lock-step; a context manager, which closes all of them.
 
     Parameters
@@ -244,36 +244,6 @@ class Cluster(Closing):
         """
         cycle: int = self._library.fpgapipe_cluster_moved(self._open())
         return cycle
-
-    def write_register(
-        self, number: int, address: int, value: int, *, max_cycles: int = 1000
-    ) -> None:
-        """Write 32 bits to a register of a node; all devices run until the node responds.
-
-        The cycles of a stall are counted from here, as `begin` does.
-
-        Raises
-        ------
-        DeviceError
-            If the node responds with an error or not within `max_cycles`, or if another device
-            fails.
-        """
-        check_value(value)
-        self._access(number, address, value, True, max_cycles)
-        self.begin(self._stall_cycles)
-
-    def read_register(self, number: int, address: int, *, max_cycles: int = 1000) -> int:
-        """Read a register of 32 bits; runs and raises as `write_register` does."""
-        return self._access(number, address, 0, False, max_cycles)
-
-    def read_registers(self, number: int, addresses: Sequence[int]) -> list[int]:
-        """Read registers of a node one after the other."""
-        return [self.read_register(number, address) for address in addresses]
-
-    def write_registers(self, number: int, values: Sequence[tuple[int, int]]) -> None:
-        """Write registers of a node, pairs of address and value, one after the other."""
-        for address, value in values:
-            self.write_register(number, address, value)
 
     def _access(self, number: int, address: int, value: int, write: bool, max_cycles: int) -> int:
         check_address(address)

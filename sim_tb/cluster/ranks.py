@@ -18,10 +18,10 @@ import numpy as np
 from fpgapipe.sim_tb.cluster.cluster import Cluster
 from fpgapipe.sim_tb.cluster.cluster_library import Reason
 from fpgapipe.sim_tb.cluster.cluster_nodes import LEAST_WINDOW_CYCLES, island_window_cycles
+from fpgapipe.sim_tb.cluster.node_registers import NodeRegisters
 from fpgapipe.sim_tb.native.native import (
     DeviceError,
     check_address,
-    check_value,
     refusal,
 )
 
@@ -66,7 +66,7 @@ class _Window:
     progress: dict[int, dict[str, int]] = field(default_factory=dict)
 
 
-class RankedCluster:
+class RankedCluster(NodeRegisters):
     """Devices of several ranks in lock-step; offers what a run of programs needs of `Cluster`.
 
     All ranks create it, and call its methods, in the same order and with equal arguments. Only
@@ -153,34 +153,6 @@ class RankedCluster:
     def cycle(self) -> int:
         """Cycles since the devices were created, the same on all ranks."""
         return self._local.cycle
-
-    def write_register(
-        self, number: int, address: int, value: int, *, max_cycles: int = 1000
-    ) -> None:
-        """Write 32 bits to a register of a node; all devices run until the node responds.
-
-        Raises
-        ------
-        DeviceError
-            On all ranks, if the node responds with an error or not within `max_cycles`, or if
-            another device fails.
-        """
-        check_value(value)
-        self._access(number, address, value, True, max_cycles)
-        self.begin(self._stall_cycles)
-
-    def read_register(self, number: int, address: int, *, max_cycles: int = 1000) -> int:
-        """Read a register of 32 bits; runs and raises as `write_register` does."""
-        return self._access(number, address, 0, False, max_cycles)
-
-    def read_registers(self, number: int, addresses: Sequence[int]) -> list[int]:
-        """Read registers of a node one after the other."""
-        return [self.read_register(number, address) for address in addresses]
-
-    def write_registers(self, number: int, values: Sequence[tuple[int, int]]) -> None:
-        """Write registers of a node, pairs of address and value, one after the other."""
-        for address, value in values:
-            self.write_register(number, address, value)
 
     def _access(self, number: int, address: int, value: int, write: bool, max_cycles: int) -> int:
         check_address(address)
