@@ -8,7 +8,7 @@ from fpgapipe.boards.cluster import Cluster
 from fpgapipe.errors import UserError, nearest, shown
 from fpgapipe.host.terminal.progress import Progress, silent
 from fpgapipe.hw.hls_models.spec.device import ClusterSpec
-from fpgapipe.partition.explore.explorer import Request
+from fpgapipe.partition.explore.explorer import Request, with_enough_splits
 from fpgapipe.partition.plan import DATA_PARALLEL, LAYERWISE, Plan
 from fpgapipe.partition.pricing.best_plan import BestPlan, best_plan
 from fpgapipe.partition.strategies.plan_hybrid import plan_given_stages
@@ -113,7 +113,8 @@ def plan_shards(
     with progress() as display, phase("planning"):
         display.add_task("planning")
         if given is None:
-            return STRATEGIES[strategy].search(request, network, display.count)
+            search = STRATEGIES[strategy].search
+            return with_enough_splits(request, lambda asked: search(asked, network, display.count))
         plan_given = plan_given_degrees if given.stages is None else plan_given_stages
         return *plan_given(request, network, given, display.count), None
 

@@ -14,8 +14,9 @@ import dataclasses
 import functools
 import itertools
 import operator
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import numpy as np
 
@@ -60,12 +61,16 @@ from fpgapipe.partition.search.problem import (
     ScheduleModel,
 )
 
+Found = TypeVar("Found")
+
 MAX_SPLITS = 9
 """Most numbers of micro-batches that are tried for a batch."""
 
 ENOUGH_TRIED = 512
-"""Most micro-batches that a batch is divided into where so many fit the memory. With as many, the
-filling and draining of the pipeline hardly matter."""
+"""Most micro-batches that a batch is divided into on a few devices, if they fit the memory."""
+
+ENOUGH_OF_DEVICE = 64
+"""Micro-batches of each device with which filling and draining the pipeline hardly matter."""
 
 MOST_TRIED = 4096
 """Most micro-batches that a batch is divided into unless the user asks for more, which would take
@@ -98,6 +103,8 @@ class Request:
         Names of the schedules to try.
     num_microbatches : int, optional
         Number of micro-batches; several are tried if it is not given.
+    most_microbatches : int, optional
+        Most micro-batches that are tried; as many as do any good if it is not given.
     objective : Objective
         Time that the partitioner minimises.
     array : (int, int), optional
@@ -133,6 +140,7 @@ class Request:
     order: Schedule | None = None
     merges: bool = False
     options: StepOptions | None = None
+    most_microbatches: int | None = None
 
     def __post_init__(self) -> None:
         """Refuse an array that is no pair of numbers, as Python may give one."""
@@ -204,21 +212,30 @@ def explore(
         If nothing fits. The message names the limit, by how much and where it is exceeded, and
         what would help.
     """
+    return with_enough_splits(request, lambda asked: _explore(asked, on_step))
+
+
+def with_enough_splits(request: Request, find: Callable[[Request], Found]) -> Found:
+    """Find something for a request, with more micro-batches than do any good if it must be.
+
+    Raises
+    ------
+    PlanError
+        If `find` raises it, and there are no more micro-batches that can be tried.
+    """
     try:
-        return _explore(request, splits_of(request), on_step)
+        return find(request)
     except PlanError:
-        more = request.num_microbatches is None and list(splits_of(request, MOST_TRIED))
-        if not more or more[-1] <= ENOUGH_TRIED:
+        more = dataclasses.replace(request, most_microbatches=MOST_TRIED)
+        if request.num_microbatches is not None or [*splits_of(more)] == [*splits_of(request)]:
             raise
-        return _explore(request, more, on_step)
+        return find(more)
 
 
-def _explore(
-    request: Request, counts: Iterable[int], on_step: Callable[[int, int], object]
-) -> Exploration:
-    """The fastest way with any of some numbers of micro-batches."""
+def _explore(request: Request, on_step: Callable[[int, int], object]) -> Exploration:
+    """The fastest way with any of the numbers of micro-batches that are to be tried."""
     jobs = []
-    for count in counts:
+    for count in splits_of(request):
         graph = request.load(request.batch // count)
         jobs.append((dataclasses.replace(request, load=KnownGraphs((graph,))), count))
     parts = results(_explored, jobs, on_step)
@@ -335,7 +352,7 @@ def _searched(request: Request, group: _Group) -> Candidate:
     return best.judged(best.steady_s, bound_s, reason)
 
 
-def splits_of(request: Request, most: int = ENOUGH_TRIED) -> Iterator[int]:
+def splits_of(request: Request) -> Iterator[int]:
     """Numbers of micro-batches to try: divisors of the batch, evenly sampled if they are many."""
     if request.num_microbatches is not None:
         if request.batch % request.num_microbatches:
@@ -345,8 +362,9 @@ def splits_of(request: Request, most: int = ENOUGH_TRIED) -> Iterator[int]:
             )
         yield request.num_microbatches
         return
-    divisors = counts_tried(request.batch, most)
     least = len(request.cluster.devices)
+    enough = min(max(ENOUGH_TRIED, ENOUGH_OF_DEVICE * least), MOST_TRIED)
+    divisors = counts_tried(request.batch, request.most_microbatches or enough)
     # Fewer micro-batches than devices leave most devices idle. Of those numbers, only the largest
     # is tried, and 1, for which a single device may be best.
     few = [n for n in divisors if n < least]

@@ -239,8 +239,10 @@ def priced_best(
     if not refusals_of(largest, train=request.train):
         first = cheapest_first(looks, lambda look: effort_of(look.plan)) if has_formulas else looks
         waiting = (look for look in first if is_soon_priced(look.plan))
-        while not found and (some := list(islice(waiting, 1))):
-            price(some)
+        for look in waiting:
+            price([look])
+            if found:
+                break
         if has_formulas:
             more = [look for look in islice(waiting, PRICED - 1) if effort_of(look.plan) <= LARGE]
             price(more, most=inf)

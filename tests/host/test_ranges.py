@@ -109,6 +109,8 @@ def test_a_huge_batch_is_cut_into_few_enough_pieces(batch):
         assert counts[0] == 1
         assert counts[-1] <= ENOUGH_TRIED
         assert all(batch % count == 0 for count in counts)
+    many = chain_of(load_board("u280"), 100).spec
+    assert max(splits_of(Request(None, 1 << 24, many))) == 4096
 
 
 @pytest.mark.parametrize("batch", [1_000_000, 999_983])

@@ -13,7 +13,13 @@ from fpgapipe.host.make.networks import loader
 from fpgapipe.lowering.schedule.pytorch_csv import from_pytorch_csv, to_pytorch_csv
 from fpgapipe.partition.explore.candidate import device_chain, time_candidate
 from fpgapipe.partition.explore.cut_problem import check_memory
-from fpgapipe.partition.explore.explorer import ENOUGH_TRIED, Request, explore
+from fpgapipe.partition.explore.explorer import (
+    ENOUGH_TRIED,
+    Request,
+    explore,
+    splits_of,
+    with_enough_splits,
+)
 from fpgapipe.partition.explore.planned import as_plan
 from fpgapipe.partition.plan import Plan
 from fpgapipe.partition.schedule.schedule_kinds import (
@@ -188,6 +194,23 @@ def test_more_micro_batches_are_tried_where_fewer_do_not_fit():
     assert explore(asked).best.num_microbatches <= ENOUGH_TRIED
     small = dataclasses.replace(asked, cluster=with_memory(asked.cluster, 8_000_000))
     assert explore(small).best.num_microbatches > ENOUGH_TRIED
+
+
+@pytest.mark.parametrize(
+    ("fields", "tried"),
+    [({"batch": 4096}, 2), ({"batch": 8}, 1), ({"batch": 4096, "num_microbatches": 2}, 1)],
+)
+def test_a_search_is_repeated_only_if_there_are_more_micro_batches(fields, tried):
+    asked = []
+
+    def find(request):
+        asked.append(max(splits_of(request)))
+        raise PlanError("does not fit")
+
+    with pytest.raises(PlanError, match="does not fit"):
+        with_enough_splits(request(chain(1), **fields), find)
+    assert len(asked) == tried
+    assert asked == sorted(set(asked))
 
 
 def test_memory_limits_are_kept():
