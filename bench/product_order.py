@@ -17,7 +17,7 @@ from unittest.mock import patch
 import numpy as np
 from numpy.typing import NDArray
 
-from fpgapipe.hw.hls_models.cycles.core_cycles import Prediction
+from fpgapipe.hw.hls_models.cycles.core_cycles import MemorySpec
 from fpgapipe.hw.hls_models.model.core import CoreModel
 from fpgapipe.hw.hls_models.numerics.element_format import BF16
 from fpgapipe.hw.hls_models.numerics.mx import MX_BLOCK, dequantise, quantise
@@ -92,7 +92,7 @@ def _tiled(
     """A product in pieces of a size."""
     ops = tuple(operations(conv, which, core, tiling, formats))
     rings = next(rings_of(ops, core.scratchpad))
-    return TiledProduct(tiling, ops, rings, Prediction(0, (), (), 0))
+    return TiledProduct(tiling, ops, rings, core, MemorySpec())
 
 
 def wide_operands(program: LayerProgram, seed: int) -> dict[str, Array]:
