@@ -62,19 +62,14 @@ from fpgapipe.partition.search.problem import (
 )
 
 Found = TypeVar("Found")
-
 MAX_SPLITS = 9
 """Most numbers of micro-batches that are tried for a batch."""
-
-ENOUGH_TRIED = 512
-"""Most micro-batches that a batch is divided into on a few devices, if they fit the memory."""
-
-ENOUGH_OF_DEVICE = 64
-"""Micro-batches of each device with which filling and draining the pipeline hardly matter."""
+ENOUGH_TRIED, ENOUGH_OF_DEVICE = 512, 64
+"""Most micro-batches that a batch is divided into if they fit the memory, and most of a device:
+the larger number counts. With as many, filling and draining the pipeline hardly matter."""
 
 MOST_TRIED = 4096
-"""Most micro-batches that a batch is divided into unless the user asks for more, which would take
-minutes to simulate."""
+"""Most that a batch is divided into unless the user asks for more; they take minutes to time."""
 
 NEAR = 1.1
 """Schedules and numbers of micro-batches whose best cut under the schedule's model takes at most
@@ -216,13 +211,7 @@ def explore(
 
 
 def with_enough_splits(request: Request, find: Callable[[Request], Found]) -> Found:
-    """Find something for a request, with more micro-batches than do any good if it must be.
-
-    Raises
-    ------
-    PlanError
-        If `find` raises it, and there are no more micro-batches that can be tried.
-    """
+    """Find something for a request, with more micro-batches than do any good if it must be."""
     try:
         return find(request)
     except PlanError:
