@@ -391,6 +391,8 @@ def plan(
     names = [strategy] if isinstance(strategy, str) else list(strategy)
     if not names:
         raise UserError("name at least one strategy")
+    if len(names) > 1 and (alone := {AUTO, "merge"}.intersection(names)):
+        raise UserError(f"strategy {min(alone)} goes with no other: leave out the others")
     for name in names:
         check_strategy(name, schedule, ("auto",))
         if name != "pipeline":

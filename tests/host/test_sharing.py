@@ -174,6 +174,9 @@ def test_of_several_strategies_the_fastest_is_taken(monkeypatch):
     assert alone.plan.predicted.minibatch_s == 2.0
     with pytest.raises(UserError, match="at least one strategy"):
         fpgapipe.plan("digits-cnn", cluster, strategy=())
+    for name in ("auto", "merge"):
+        with pytest.raises(UserError, match=f"{name} goes with no other"):
+            fpgapipe.plan("digits-cnn", cluster, strategy=("pipeline", name))
     with pytest.raises(UserError, match="not this one"):
         fpgapipe.plan("digits-cnn", cluster, strategy=("layerwise", "hybrid"))
 
