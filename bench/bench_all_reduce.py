@@ -25,7 +25,8 @@ import numpy as np
 from fpgapipe.hw.hls_models.cycles.cluster_cycles import predict_cluster
 from fpgapipe.hw.hls_models.cycles.core_cycles import MemorySpec
 from fpgapipe.hw.hls_models.cycles.link_cycles import WireTiming
-from fpgapipe.hw.hls_models.isa.instructions import Instruction, encode
+from fpgapipe.hw.hls_models.isa.instructions import Instruction
+from fpgapipe.hw.hls_models.isa.program import encode
 from fpgapipe.hw.hls_models.model.core_protocol import check_program, prepare_program
 from fpgapipe.hw.hls_models.model.registers import RegisterMap
 from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec, ScratchpadSpec, VectorSpec

@@ -25,7 +25,7 @@ from fpgapipe.host.backends.simulator import SimulatorBackend
 from fpgapipe.host.build.build import Build, open_build, write_build
 from fpgapipe.host.runtime.measure import random_samples
 from fpgapipe.hw.hls_models.cycles.link_cycles import WireTiming
-from fpgapipe.hw.hls_models.isa.instructions import encode
+from fpgapipe.hw.hls_models.isa.program import encode
 from fpgapipe.lowering.units.step_options import scalar_bits
 from fpgapipe.network.graph import Graph
 from fpgapipe.network.load import load_network

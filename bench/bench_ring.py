@@ -27,7 +27,7 @@ from fpgapipe.host.ring.ring_build import RingBuild, make_ring_build
 from fpgapipe.host.ring.ring_training import RingResult, RingTrainer
 from fpgapipe.host.ring.shards import shard_size
 from fpgapipe.host.runtime.settings import Settings
-from fpgapipe.hw.hls_models.isa.instructions import encode
+from fpgapipe.hw.hls_models.isa.program import encode
 from fpgapipe.lowering.memory.placed import Placed, page
 from fpgapipe.lowering.placement import Placement
 from fpgapipe.lowering.ring.hop import BUFFER_BYTES, hop_programs

@@ -16,7 +16,8 @@ import numpy as np
 
 from fpgapipe.errors import UserError
 from fpgapipe.hw.hls_models.cycles.core_cycles import MemorySpec
-from fpgapipe.hw.hls_models.isa.instructions import Instruction, Opcode, encode
+from fpgapipe.hw.hls_models.isa.instructions import Instruction, Opcode
+from fpgapipe.hw.hls_models.isa.program import Program
 from fpgapipe.hw.hls_models.model.cluster import run_cluster
 from fpgapipe.hw.hls_models.model.core import CoreModel
 from fpgapipe.hw.hls_models.model.core_protocol import check_program, prepare_program
@@ -138,11 +139,13 @@ def make_chain(
     layer = lower_layer(ConvSpec.linear(vectors, width, width), "forward", core, memory=memory)
     programs = []
     for number in range(num_devices):
-        instructions = [
-            *_rounds(layer, rounds, number > 0, number < num_devices - 1),
-            Instruction(Opcode.END),
-        ]
-        end = page(layer.entry + len(encode(instructions)))
+        instructions = Program.of(
+            [
+                *_rounds(layer, rounds, number > 0, number < num_devices - 1),
+                Instruction(Opcode.END),
+            ]
+        )
+        end = page(layer.entry + instructions.num_bytes)
         programs.append(replace(layer, instructions=instructions, memory_bytes=end))
     transfer = layer.tensors["y"].size_bytes / min(core.links[0].phy_bytes, 64)
     a_round = max(layer.tiled_product.prediction.cycles, round(transfer))

@@ -16,7 +16,8 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from fpgapipe.errors import FileError
 from fpgapipe.files import open_file, read_bytes
-from fpgapipe.hw.hls_models.isa.instructions import decode, encode
+from fpgapipe.hw.hls_models.isa.instructions import decode
+from fpgapipe.hw.hls_models.isa.program import Program
 from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec
 from fpgapipe.json_faults import faults_of
 from fpgapipe.lowering.memory.memory_map import MemoryMap
@@ -111,7 +112,7 @@ def device_files(
     design : str
         SHA-256 of all that determines the program (`Design.digest`).
     """
-    yield PROGRAM, [encode(program.instructions)]
+    yield PROGRAM, [program.instructions.encode()]
     memory = np.zeros(program.memory_bytes, np.uint8)
     program.set_parameters(memory, parameters)
     for tensor, values in program.constants.items():
@@ -221,7 +222,7 @@ def read_device(folder: Path) -> tuple[DeviceProgram, dict[str, NDArray[np.float
         **{each.name: getattr(described.map, each.name) for each in fields(MemoryMap)},
         index=described.index,
         core=core,
-        instructions=instructions,
+        instructions=Program.of(instructions),
         kernel_of=kernel_of,
         kernels=described.kernels,
         tasks=described.tasks,

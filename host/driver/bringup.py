@@ -12,7 +12,8 @@ from fpgapipe.errors import UserError
 from fpgapipe.host.driver.core_driver import WORD_BYTES, DeviceFault
 from fpgapipe.host.driver.device_memory import DeviceMemory
 from fpgapipe.host.driver.devices import Devices
-from fpgapipe.hw.hls_models.isa.instructions import Instruction, Opcode, encode
+from fpgapipe.hw.hls_models.isa.instructions import Instruction, Opcode
+from fpgapipe.hw.hls_models.isa.program import encode
 from fpgapipe.hw.hls_models.model.dma import transfer
 from fpgapipe.hw.hls_models.model.link_dma import packet
 from fpgapipe.hw.hls_models.spec.link_clock import METER_CYCLES

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fpgapipe.errors import UserError
-from fpgapipe.hw.hls_models.isa.instructions import Opcode, encode, program_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -17,6 +16,7 @@ if TYPE_CHECKING:
 
     from fpgapipe.host.driver.transport import Transport
     from fpgapipe.hw.hls_models.isa.instructions import Instruction
+from fpgapipe.hw.hls_models.isa.program import Program
 
 CHUNK_BYTES = 1 << 24
 """Largest number of bytes that are transferred at once, so that Ctrl-C need not wait long."""
@@ -35,13 +35,9 @@ class MemoryFault(UserError):
     """Memory of a device keeps something else than what was written, or reads differently."""
 
 
-ADDRESSED = frozenset({Opcode.LOAD, Opcode.STORE, Opcode.SEND, Opcode.RECEIVE})
-"""Instructions with an address in memory."""
-
-
 def relocated(program: Sequence[Instruction], distance: int) -> bytes:
     """Return the bytes of a program whose addresses in memory are moved by `distance` bytes."""
-    return encode(item.moved(distance) if item.opcode in ADDRESSED else item for item in program)
+    return Program.of(program).moved(distance).encode()
 
 
 class DeviceMemory:
@@ -106,7 +102,7 @@ class DeviceMemory:
             Place of the program in the image.
         program : sequence of Instruction
         """
-        original = image[entry : entry + program_bytes(program)].copy()
+        original = image[entry : entry + Program.of(program).num_bytes].copy()
         moved = original
         if self.base:
             moved = np.frombuffer(relocated(program, self.base), np.uint8)

@@ -21,10 +21,10 @@ import numpy as np
 
 from fpgapipe.host.backends.base import Backend
 from fpgapipe.host.backends.model import ModelBackend
-from fpgapipe.hw.hls_models.isa.instructions import encode, span_of
+from fpgapipe.hw.hls_models.isa.instructions import WORD_BYTES
+from fpgapipe.hw.hls_models.isa.program import WRITES
 from fpgapipe.hw.hls_models.numerics.element_format import FP32
 from fpgapipe.lowering.memory.memory_map import LASTING
-from fpgapipe.lowering.program.hazards import WRITES
 from fpgapipe.lowering.schedule.schedule import Task, TaskKind
 from fpgapipe.lowering.units.step_options import SUFFIXES
 
@@ -335,10 +335,10 @@ def _writers(part: DeviceProgram, tensors: dict[str, int]) -> dict[str, int]:
     )
     ends = list(accumulate((end for _, end, _ in places), max))
     found = {name: part.shared[name] for name in tensors if name in part.shared}
-    for instruction, kernel in zip(part.instructions, part.kernel_of, strict=False):
-        if instruction.opcode not in WRITES:
-            continue
-        begin, end = span_of(instruction)
+    program = part.instructions
+    begins, ends_of = program.spans
+    for number in np.flatnonzero(np.isin(program.opcodes, list(WRITES))).tolist():
+        begin, end, kernel = int(begins[number]), int(ends_of[number]), part.kernel_of[number]
         for at in range(bisect_left(ends, begin + 1), len(places)):
             if places[at][0] >= end:
                 break
@@ -358,7 +358,7 @@ def _stored(part: DeviceProgram, name: str) -> tuple[str, Stored] | None:
 def _element(part: DeviceProgram, name: str, address: int) -> tuple[tuple[int, ...], int, int]:
     """Index, first address and size in bytes of the element that contains an address."""
     if name not in part.places:
-        starts = [0, *accumulate(len(encode([each])) for each in part.instructions)]
+        starts = [0, *np.cumsum(part.instructions.words * WORD_BYTES).tolist()]
         number = max(bisect_left(starts, address - part.entry + 1) - 1, 0)
         return (number,), address, 1
     begin = part.places[name].begin

@@ -2,14 +2,21 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
 
 from fpgapipe.hw.hls_models.cycles.core_cycles import MemorySpec
-from fpgapipe.hw.hls_models.isa.instructions import Instruction, Opcode
+from fpgapipe.hw.hls_models.isa.instructions import Opcode
+from fpgapipe.hw.hls_models.isa.program import Bodies, Program
+from fpgapipe.hw.hls_models.isa.shared_fields import SharedFields
 from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec
 from fpgapipe.lowering.products.conv import ConvSpec, Pass
 from fpgapipe.lowering.products.conv_parts import Formats
 from fpgapipe.lowering.products.tiled_product import TiledProduct, tile_product
 from fpgapipe.lowering.tiling.kernel import Region, Tensor, Track
+from fpgapipe.lowering.tiling.template import Template
 
 OPERANDS: dict[Pass, tuple[str, str, str]] = {
     "forward": ("x", "w", "y"),
@@ -81,32 +88,41 @@ class ProductKernel:
         """Name of the result's tensor."""
         return frozenset((self.tensors[self.result],))
 
-    def instructions(self, addresses: Mapping[str, int]) -> list[Instruction]:
+    def instructions(self, addresses: Mapping[str, int]) -> Program:
         """See `Kernel`."""
         places = {
             role: addresses[tensor] + self.offsets.get(role, 0)
             for role, tensor in self.tensors.items()
         }
-        program = self.tiled_product.program(places, is_repeat=self.is_repeat)[:-1]
-        if not self.region.lane and not self.region.base:
-            return program
-        return [_moved(each, self.region) for each in program]
+        template = self.tiled_product.template(is_repeat=self.is_repeat)
+        return _in_region(template, self.region).placed(places)[:-1]
 
 
-def _moved(instruction: Instruction, region: Region) -> Instruction:
-    """Move an instruction from the first lane and the scratchpad's beginning to a region."""
-    first = FIRST_SEMAPHORES[region.lane]
-    wait, signal = (
-        tuple(number + first for number in numbers)
-        for numbers in (instruction.wait, instruction.signal)
+@lru_cache(maxsize=1 << 10)
+def _in_region(template: Template, region: Region) -> Template:
+    """Move a product from the first lane and the scratchpad's beginning to a region."""
+    if not region.lane and not region.base:
+        return template
+    program, first = template.program, FIRST_SEMAPHORES[region.lane]
+    moved = program.having(
+        engines=np.where(program.opcodes == Opcode.GEMM, region.lane, program.engines),
+        waits=program.waits << first,
+        signals=program.signals << first,
+        bodies=Bodies([_moved(each, region.base) for each in program.bodies]),
     )
-    body = dict(instruction.body)
-    if instruction.opcode is not Opcode.GEMM:
-        body["scratchpad"] += region.base
-        return replace(instruction, wait=wait, signal=signal, body=body)
-    for role in ("a", "b", "result"):
-        body[role] = {**body[role], "base": body[role]["base"] + region.base}
-    return replace(instruction, wait=wait, signal=signal, engine=region.lane, body=body)
+    return Template(moved, template.tensors)
+
+
+def _moved(body: Mapping[str, Any], base: int) -> Mapping[str, Any]:
+    """Move what an instruction reads and writes on chip by some bytes."""
+    if "scratchpad" in body:
+        return {**body, "scratchpad": body["scratchpad"] + base}
+    bases = {
+        role: {**body[role], "base": body[role]["base"] + base}
+        for role in ("a", "b", "result")
+        if role in body
+    }
+    return SharedFields({**body, **bases})
 
 
 def product_kernel(

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from enum import IntEnum
 
 from fpgapipe.hw.hls_models.isa.instructions import WORD_BYTES, Instruction, Opcode
+from fpgapipe.hw.hls_models.isa.program import Program
 from fpgapipe.hw.hls_models.isa.shared_fields import SharedFields
 from fpgapipe.hw.hls_models.spec.core_spec import ScratchpadSpec
 from fpgapipe.lowering.products.conv_parts import Op
@@ -183,7 +184,7 @@ def _uses(tiles: Sequence[Tile | None], ring: Ring) -> list[_Use | None]:
     return found
 
 
-def emit(ops: Sequence[Op], rings: Rings, tensors: Mapping[str, int]) -> list[Instruction]:
+def emit(ops: Sequence[Op], rings: Rings, tensors: Mapping[str, int]) -> Program:
     """Generate the program of some operations, including its END.
 
     Parameters

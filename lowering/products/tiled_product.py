@@ -7,7 +7,7 @@ from itertools import product
 
 from fpgapipe.hw.hls_models.cycles.core_cycles import MemorySpec, Prediction, predict
 from fpgapipe.hw.hls_models.isa.address import BLOCK
-from fpgapipe.hw.hls_models.isa.instructions import Instruction
+from fpgapipe.hw.hls_models.isa.program import Program
 from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec, NoRoom
 from fpgapipe.lowering.products.conv import ConvSpec, Pass
 from fpgapipe.lowering.products.conv_parts import Formats, Op, Tiling
@@ -56,12 +56,16 @@ class TiledProduct:
     memory: MemorySpec
     is_repeated: bool = False
 
-    def program(self, tensors: Mapping[str, int], *, is_repeat: bool = False) -> list[Instruction]:
+    def program(self, tensors: Mapping[str, int], *, is_repeat: bool = False) -> Program:
         """Return the program for tensors at these byte addresses, which are multiples of 64.
 
         With `is_repeat` it runs after itself, and the same stationary operand is still on chip.
         """
-        return (self._repeat_template if is_repeat else self._template).placed(tensors)
+        return self.template(is_repeat=is_repeat).placed(tensors)
+
+    def template(self, *, is_repeat: bool = False) -> Template:
+        """Return the program for any tensors; see `program`."""
+        return self._repeat_template if is_repeat else self._template
 
     @cached_property
     def prediction(self) -> Prediction:

@@ -20,9 +20,7 @@ def array_rows(programs: Iterable[DeviceProgram]) -> dict[str, list[int]]:
     """Rows of the array of each device that computes products of a layer, by the layer's name."""
     found: dict[str, list[int]] = {}
     for program in programs:
-        # END belongs to no kernel.
-        each = zip(program.kernel_of, program.instructions, strict=False)
-        kernels = {number for number, own in each if own.opcode is Opcode.GEMM}
+        kernels = program.kernels_with(Opcode.GEMM)
         for layer in {program.kernels[number].layer for number in kernels}:
             found.setdefault(layer, []).append(program.core.rows)
     return found

@@ -18,8 +18,6 @@ estimates of their run times. A group that needs the results of another one wait
 from collections import ChainMap, Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
-from itertools import pairwise
 
 import numpy as np
 
@@ -30,18 +28,21 @@ from fpgapipe.hw.hls_models.isa.instructions import (
     Span,
     semaphores_of_core,
 )
+from fpgapipe.hw.hls_models.isa.program import Program
 from fpgapipe.hw.hls_models.model.sequencer import SequencerSpec
 from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec
 from fpgapipe.lowering.kernels.products import ProductKernel
 from fpgapipe.lowering.memory.placed import Placed
-from fpgapipe.lowering.program.group import Group
-from fpgapipe.lowering.program.hazards import READS, WRITES, Hazards, TooManyPairs
+from fpgapipe.lowering.program.group import Group, Groups, as_list
+from fpgapipe.lowering.program.hazards import Hazards, TooManyPairs
 from fpgapipe.lowering.program.last_writer import LastWriters
 from fpgapipe.lowering.program.long_order import LongOrder, is_long
 from fpgapipe.lowering.tiling.kernel import Kernel, Region, Track, VectorKernel
 
 TURNAROUND_CYCLES = 300
 """Estimate of the cycles from the end of a group to the start of one that reads its results."""
+
+END = Program.of([Instruction(Opcode.END)])
 
 
 @dataclass(frozen=True)
@@ -50,13 +51,13 @@ class Assembled:
 
     Attributes
     ----------
-    instructions : list of Instruction
-        Instructions of the program; the last one is END.
+    instructions : Program
+        The last one is END.
     kernel_of : list of int
         Number of the kernel of each instruction but END.
     """
 
-    instructions: list[Instruction]
+    instructions: Program
     kernel_of: list[int]
 
 
@@ -100,70 +101,38 @@ def assemble(
     if core is not None:
         limit = semaphores_of_core(len(core.links), core.num_engines)
     addresses = {name: place.begin for name, place in places.items()}
-    order: list[Group] = []
+    programs = []
     for number, kernel in enumerate(kernels):
         own = {name: place.begin for name, place in (moved or {}).get(number, {}).items()}
-        order += _groups(number, kernel, ChainMap(own, addresses) if own else addresses)
+        programs.append(kernel.instructions(ChainMap(own, addresses) if own else addresses))
+    groups = Groups.of(programs, [kernel.track for kernel in kernels])
     before = _kernels_before(kernels)
     last = len(kernels) if ordered_from is None else ordered_from
-    free = [group for group in order if group.kernel < last]
+    num_free = int(np.searchsorted(groups.kernel, last))
     tasks = tasks or [0] * len(kernels)
-    if core is not None and free and is_long(order):
-        known: dict[int, int] = {}
-        cycles = [group.cycles(core, known) for group in free]
-        sorted_as = np.arange(len(order))
-        long = LongOrder(order, len(kernels))
-        sorted_as[: len(free)] = long.merged(
-            tasks, _asked_in(free, tasks), cycles, TURNAROUND_CYCLES
-        )
-        if found := long.finished(sorted_as, before, limit):
-            return Assembled([*found[0], Instruction(Opcode.END)], found[1])
-        order = [order[place] for place in sorted_as.tolist()]
-    elif core is not None and free:
-        _find_order(free, tasks)
-        order[: len(free)] = _merged(free, core)
-    tagged = [(group.kernel, each) for group in order for each in group.instructions]
-    kernel_of = [number for number, _ in tagged]
-    instructions = [each for _, each in tagged]
-    try:
-        waited = Hazards(instructions, kernel_of, before, limit).add()
-    except TooManyPairs:
-        waited = Hazards(instructions, kernel_of, before, limit, reduces=True).add()
-    return Assembled([*waited, Instruction(Opcode.END)], kernel_of)
+    order = np.arange(len(groups))
+    waits = None
+    if core is not None and num_free and is_long(groups):
+        long = LongOrder(groups, num_free, tasks, _asked_in(groups, num_free, tasks))
+        order[:num_free] = long.merged(groups.cycles(core)[:num_free], TURNAROUND_CYCLES)
+        waits = long.waits(order, before, limit)
+    elif core is not None and num_free:
+        free = as_list(groups, core, num_free)
+        _find_order(free, tasks, _asked_in(groups, num_free, tasks))
+        order[:num_free] = [group.number for group in _merged(free)]
+    program = groups.program.taken(groups.places(order))
+    kernel_of = np.repeat(groups.kernel[order], groups.sizes[order]).tolist()
+    if waits is None:
+        try:
+            waits = Hazards(program, kernel_of, before, limit).waits()
+        except TooManyPairs:
+            waits = Hazards(program, kernel_of, before, limit, reduces=True).waits()
+    return Assembled(Program.joined([program.waiting(waits), END]), kernel_of)
 
 
-def _groups(number: int, kernel: Kernel, addresses: Mapping[str, int]) -> list[Group]:
-    """Split a kernel into groups."""
-    track, instructions = kernel.track, kernel.instructions(addresses)
-    begins = _begins(bytes([each.opcode for each in instructions]), track.is_link)
-    ends = [*begins[1:], len(instructions)]
-    return [
-        Group(number, track, begin == 0, instructions[begin:end])
-        for begin, end in zip(begins, ends, strict=True)
-    ]
-
-
-@lru_cache(maxsize=1 << 10)
-def _begins(opcodes: bytes, is_link: bool) -> list[int]:
-    """Places where a new load or computation of a kernel begins, or a part of a transfer."""
-    moves = (Opcode.LOAD, Opcode.STORE)
-    if not is_link:
-        assert opcodes[0] == Opcode.LOAD, "a kernel must begin with a load"
-        assert opcodes[-1] in moves, "a kernel must end with a store"
-    found = [0]
-    for place, (before, opcode) in enumerate(pairwise(opcodes), 1):
-        if opcode == Opcode.VECTOR:
-            begins = before == Opcode.STORE
-        elif opcode in (Opcode.LOAD, Opcode.GEMM):
-            begins = before != Opcode.LOAD
-        else:
-            begins = opcode != Opcode.STORE
-        if begins:
-            found.append(place)
-    return found
-
-
-def _find_order(order: Sequence[Group], tasks: Sequence[int]) -> None:
+def _find_order(
+    order: Sequence[Group], tasks: Sequence[int], asked_in: Mapping[tuple[int, Track], int]
+) -> None:
     """Record for each group how many groups of each other track have to come before it.
 
     If a group overwrites bytes that a group of another track reads or writes, its whole kernel
@@ -180,13 +149,12 @@ def _find_order(order: Sequence[Group], tasks: Sequence[int]) -> None:
     kernel_end: dict[tuple[Track, int], int] = {}  # number of groups up to the end of a kernel
     counts_of_task: dict[int, dict[Track, int]] = {}  # number of groups when a task begins
     kernel_of: dict[tuple[Track, int], int] = {}
-    asked_in = _asked_in(order, tasks)
     first = order[0]
     for group in order:
         if group.first:
             first = group
         counts_of_task.setdefault(tasks[group.kernel], dict(count))
-        loads, stores = group.spans(READS), group.spans(WRITES)
+        loads, stores = group.reads, group.writes
         is_received = group.track.is_link and bool(stores)
         for other in tracks:
             if other is group.track:
@@ -215,18 +183,23 @@ def _find_order(order: Sequence[Group], tasks: Sequence[int]) -> None:
                 known[group.track].add(span, at)
 
 
-def _asked_in(order: Sequence[Group], tasks: Sequence[int]) -> dict[tuple[int, Track], int]:
+def _asked_in(groups: Groups, count: int, tasks: Sequence[int]) -> dict[tuple[int, Track], int]:
     """For each task and link, the task during which its RECEIVE instructions may first be issued.
 
     This is the task before it, unless the receiver's queue has no room for those of both tasks.
+    Only the first `count` groups are meant.
     """
-    count = Counter((tasks[group.kernel], group.track) for group in order if group.track.is_link)
-    known = sorted({tasks[group.kernel] for group in order})
+    sizes: Counter[tuple[int, Track]] = Counter()
+    kernels, counts = np.unique(groups.kernel[:count], return_counts=True)
+    for kernel, size in zip(kernels.tolist(), counts.tolist(), strict=True):
+        if groups.tracks[kernel].is_link:
+            sizes[tasks[kernel], groups.tracks[kernel]] += size
+    known = sorted({tasks[kernel] for kernel in kernels.tolist()})
     before = dict(zip(known[1:], known, strict=False))
     found = {}
-    for task, track in count:
+    for task, track in sizes:
         earlier = before.get(task, task)
-        fits = count[task, track] + count[earlier, track] <= SequencerSpec().receive_words
+        fits = sizes[task, track] + sizes[earlier, track] <= SequencerSpec().receive_words
         found[task, track] = earlier if fits else task
     return found
 
@@ -239,14 +212,13 @@ def _last(last_writers: LastWriters, spans: Sequence[Span]) -> int:
     return found
 
 
-def _merged(order: Sequence[Group], core: CoreSpec) -> Iterator[Group]:
+def _merged(order: Sequence[Group]) -> Iterator[Group]:
     """Yield the groups of all tracks, ordered by the estimated time at which they can begin."""
     waiting: dict[Track, list[Group]] = {track: [] for track in sorted({g.track for g in order})}
     for group in order:
         waiting[group.track].append(group)
     free = dict.fromkeys(waiting, 0)
     engine_free = dict.fromkeys(Track, 0)
-    known: dict[int, int] = {}  # cycles of instruction bodies, which many groups share
     done: dict[Track, list[int]] = {track: [] for track in waiting}
     for _ in order:
         best: tuple[int, Track] | None = None
@@ -268,7 +240,7 @@ def _merged(order: Sequence[Group], core: CoreSpec) -> Iterator[Group]:
         assert best is not None, "kernels must come in an order in which they can run"
         begin, track = best
         group = waiting[track][len(done[track])]
-        free[track] = engine_free[track.engine] = begin + group.cycles(core, known)
+        free[track] = engine_free[track.engine] = begin + group.cycles
         done[track].append(free[track])
         yield group
 

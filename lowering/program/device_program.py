@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fpgapipe.hw.hls_models.isa.instructions import encode
 from fpgapipe.lowering.memory.memory_map import MemoryMap
 
 if TYPE_CHECKING:
@@ -18,7 +17,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from fpgapipe.hw.hls_models.isa.instructions import Instruction
+    from fpgapipe.hw.hls_models.isa.instructions import Opcode
+    from fpgapipe.hw.hls_models.isa.program import Program
     from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec
     from fpgapipe.lowering.schedule.schedule import Task
 
@@ -56,8 +56,8 @@ class DeviceProgram(MemoryMap):
     index : int
         Number of the device, which is that of its stage.
     core : CoreSpec
-    instructions : list of Instruction
-        Instructions of the program; the last one is END.
+    instructions : Program
+        The last one is END.
     kernel_of : list of int
         Number of the kernel of each instruction but END.
     kernels : list of KernelOrigin
@@ -69,16 +69,21 @@ class DeviceProgram(MemoryMap):
 
     index: int
     core: CoreSpec
-    instructions: list[Instruction]
+    instructions: Program
     kernel_of: list[int]
     kernels: list[KernelOrigin]
     tasks: tuple[Task, ...]
     constants: dict[str, NDArray[np.float32]]
 
+    def kernels_with(self, opcode: Opcode) -> list[int]:
+        """Numbers of the kernels that have an instruction with an opcode, in ascending order."""
+        places = self.instructions.places_of(opcode)
+        return sorted({self.kernel_of[place] for place in places.tolist()})
+
     def image(self, parameters: Mapping[str, NDArray[np.float32]]) -> NDArray[np.uint8]:
         """Memory before the first step: program, parameters and constants; the rest is zero."""
         image = np.zeros(self.memory_bytes, np.uint8)
-        program = np.frombuffer(encode(self.instructions), np.uint8)
+        program = np.frombuffer(self.instructions.encode(), np.uint8)
         image[self.entry : self.entry + program.size] = program
         self.set_parameters(image, parameters)
         for tensor, values in self.constants.items():

@@ -1,18 +1,93 @@
 """Groups: instructions of a kernel that are scheduled together."""
 
-from collections.abc import Mapping
+from __future__ import annotations
+
 from dataclasses import dataclass, field
-from typing import Any
+from functools import lru_cache
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from fpgapipe.hw.hls_models.cycles.instruction_cycles import gemm_timing, once_for_each_body
 from fpgapipe.hw.hls_models.cycles.vector_cycles import vector_cycles
-from fpgapipe.hw.hls_models.isa.instructions import Instruction, Opcode, Span, span_of
+from fpgapipe.hw.hls_models.isa.instructions import LINK_OPCODES, Opcode
+from fpgapipe.hw.hls_models.isa.program import WRITES, Program
 from fpgapipe.hw.hls_models.isa.vector_op import VectorOp
-from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec
-from fpgapipe.lowering.tiling.kernel import Track
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+    from fpgapipe.hw.hls_models.isa.instructions import Span
+    from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec
+    from fpgapipe.lowering.tiling.kernel import Track
+
+    Numbers = NDArray[np.int64]
 
 LINK_BYTES_PER_CYCLE = 16
 """Estimate of the speed of a transfer over a link, bytes per cycle."""
+
+
+@dataclass(frozen=True)
+class Groups:
+    """The groups of all kernels of a program, one kernel behind the other.
+
+    Attributes
+    ----------
+    program : Program
+        The instructions of all kernels.
+    begins : int array, shape (groups + 1,)
+        Number of the first instruction of each group, and at last the number of all instructions.
+    kernel : int array
+        Number of each group's kernel.
+    tracks : tuple of Track
+        Track of each kernel.
+    """
+
+    program: Program
+    begins: Numbers
+    kernel: Numbers
+    tracks: tuple[Track, ...]
+
+    @classmethod
+    def of(cls, programs: Sequence[Program], tracks: Sequence[Track]) -> Groups:
+        """Divide the programs of kernels into groups."""
+        own = [
+            _begins(program.opcodes.tobytes(), track.is_link)
+            for program, track in zip(programs, tracks, strict=True)
+        ]
+        firsts = np.cumsum([0, *map(len, programs)])
+        sizes = list(map(len, own))
+        begins = np.concatenate([np.zeros(0, np.int64), *own]) + np.repeat(firsts[:-1], sizes)
+        kernel = np.repeat(np.arange(len(programs)), sizes)
+        program = Program.joined(programs)
+        return cls(program, np.append(begins, firsts[-1]), kernel, tuple(tracks))
+
+    def __len__(self) -> int:
+        return len(self.kernel)
+
+    @property
+    def sizes(self) -> Numbers:
+        """Number of instructions of each group."""
+        return np.diff(self.begins)
+
+    @property
+    def is_first(self) -> NDArray[np.bool_]:
+        """Whether each group is the first of its kernel."""
+        return np.diff(self.kernel, prepend=-1) > 0
+
+    def cycles(self, core: CoreSpec) -> Numbers:
+        """Estimate of each group's cycles."""
+        return _sums(_cycles(self.program, core), self.begins)
+
+    def places(self, order: Numbers) -> Numbers:
+        """Numbers of the instructions in another order of the groups."""
+        sizes = self.sizes[order]
+        # Each group's first instruction, less the number of instructions before it, and a count.
+        found = np.repeat(self.begins[order] - (np.cumsum(sizes) - sizes), sizes)
+        return found + np.arange(len(found))
 
 
 @dataclass
@@ -21,45 +96,90 @@ class Group:
 
     Attributes
     ----------
+    number : int
+        Number among the groups of the program.
     kernel : int
     track : Track
     first : bool
         Whether it is the first group of its kernel.
-    instructions : list of Instruction
+    cycles : int
+        Estimated cycles.
+    reads, writes : list of Span
+        Memory that its instructions read, and that they write.
     after : dict of Track to int
         Number of groups of each other track that must come before this group.
     """
 
+    number: int
     kernel: int
     track: Track
     first: bool
-    instructions: list[Instruction] = field(default_factory=list)
+    cycles: int
+    reads: list[Span]
+    writes: list[Span]
     after: dict[Track, int] = field(default_factory=dict)
-
-    def spans(self, opcodes: frozenset[Opcode]) -> list[Span]:
-        """Memory spans of the instructions with the given opcodes."""
-        return [span_of(each) for each in self.instructions if each.opcode in opcodes]
 
     def comes_after(self, track: Track, number: int) -> None:
         """Require that at least `number` groups of a track come before this group."""
         self.after[track] = max(self.after.get(track, 0), number)
 
-    def cycles(self, core: CoreSpec, known: dict[int, int]) -> int:
-        """Estimate the group's cycles; `known` caches the cycles of instruction bodies by id."""
-        total = 0
-        for instruction in self.instructions:
-            if instruction.opcode in (Opcode.GEMM, Opcode.VECTOR):
-                # The time does not depend on how many random vectors are skipped.
-                origin = instruction.origin or instruction
-                body = origin.body
-                if id(body) not in known:
-                    work = _gemm_work if origin.opcode is Opcode.GEMM else _vector_work
-                    known[id(body)] = work(body, core)
-                total += known[id(body)]
-            elif self.track.is_link:
-                begin, end = span_of(instruction)
-                total += (end - begin) // LINK_BYTES_PER_CYCLE
-        return total
+
+def as_list(groups: Groups, core: CoreSpec, count: int) -> list[Group]:
+    """The first groups, one by one."""
+    begins, ends = (each.tolist() for each in groups.program.spans)
+    opcodes = groups.program.opcodes.tolist()
+    cycles, is_first = groups.cycles(core).tolist(), groups.is_first.tolist()
+    found = []
+    for number, kernel in enumerate(groups.kernel[:count].tolist()):
+        spans: tuple[list[Span], list[Span]] = ([], [])
+        for at in range(*groups.begins[number : number + 2].tolist()):
+            if begins[at] >= 0:
+                spans[opcodes[at] in WRITES].append((begins[at], ends[at]))
+        track = groups.tracks[kernel]
+        found.append(Group(number, kernel, track, is_first[number], cycles[number], *spans))
+    return found
+
+
+def _sums(values: Numbers, begins: Numbers) -> Numbers:
+    """Sums of the values of each group."""
+    until = np.concatenate([[0], np.cumsum(values)])
+    found: Numbers = until[begins[1:]] - until[begins[:-1]]
+    return found
+
+
+@lru_cache(maxsize=1 << 10)
+def _begins(opcodes: bytes, is_link: bool) -> Numbers:
+    """Places where a new load or computation of a kernel begins, or a part of a transfer."""
+    moves = (Opcode.LOAD, Opcode.STORE)
+    if not is_link:
+        assert opcodes[0] == Opcode.LOAD, "a kernel must begin with a load"
+        assert opcodes[-1] in moves, "a kernel must end with a store"
+    found = [0]
+    for place, (before, opcode) in enumerate(pairwise(opcodes), 1):
+        if opcode == Opcode.VECTOR:
+            begins = before == Opcode.STORE
+        elif opcode in (Opcode.LOAD, Opcode.GEMM):
+            begins = before != Opcode.LOAD
+        else:
+            begins = opcode != Opcode.STORE
+        if begins:
+            found.append(place)
+    return np.array(found, np.int64)
+
+
+def _cycles(program: Program, core: CoreSpec) -> Numbers:
+    """Estimate of the cycles of each instruction; LOADs and STOREs take none."""
+    found = np.zeros(len(program), np.int64)
+    for opcode, work in ((Opcode.GEMM, _gemm_work), (Opcode.VECTOR, _vector_work)):
+        places = program.places_of(opcode)
+        # The time does not depend on how many random vectors are skipped.
+        numbers, which = np.unique(program.body_of[places], return_inverse=True)
+        each = [work(program.bodies[number], core) for number in numbers.tolist()]
+        found[places] = np.array(each, np.int64)[which]
+    packets = np.isin(program.opcodes, LINK_OPCODES)
+    begin, end = (each[packets] for each in program.spans)
+    found[packets] = (end - begin) // LINK_BYTES_PER_CYCLE
+    return found
 
 
 def _gemm_work(body: Mapping[str, Any], core: CoreSpec) -> int:

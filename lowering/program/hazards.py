@@ -12,17 +12,23 @@ others imply, which are many: a place in memory is often written by one queue af
 the last writer has waited for those before.
 """
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
+from __future__ import annotations
 
-from fpgapipe.hw.hls_models.isa.instructions import (
-    NUM_SEMAPHORES,
-    Instruction,
-    Opcode,
-    Span,
-    span_of,
-)
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from fpgapipe.hw.hls_models.isa.instructions import NUM_SEMAPHORES, Opcode
+from fpgapipe.hw.hls_models.isa.program import READS, WRITES
 from fpgapipe.lowering.program.last_writer import LastWriters
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from numpy.typing import NDArray
+
+    from fpgapipe.hw.hls_models.isa.instructions import Span
+    from fpgapipe.hw.hls_models.isa.program import Program
 
 STORED = 10
 """Semaphore by which a STORE lets a LOAD of another kernel begin.
@@ -38,9 +44,6 @@ LOADS: Queue = (Opcode.LOAD, 0)
 Done = dict[Queue, int]
 """For each queue, the last instruction that is known to be done."""
 
-READS = frozenset({Opcode.LOAD, Opcode.SEND})
-WRITES = frozenset({Opcode.STORE, Opcode.RECEIVE})
-
 
 class TooManyPairs(NotImplementedError):
     """A core has fewer semaphores than pairs of queues need."""
@@ -51,8 +54,8 @@ class Hazards:
 
     Parameters
     ----------
-    instructions : sequence of Instruction
-        Instructions of the program without END.
+    program : Program
+        The program without END.
     kernel_of : sequence of int
         Number of the kernel of each instruction.
     before : sequence of int or None
@@ -66,19 +69,18 @@ class Hazards:
     Raises
     ------
     TooManyPairs
-        If there are too few semaphores; raised by `add`.
+        If there are too few semaphores; raised by `waits`.
     """
 
     def __init__(
         self,
-        instructions: Sequence[Instruction],
+        program: Program,
         kernel_of: Sequence[int],
         before: Sequence[int | None],
         limit: int | None = None,
         *,
         reduces: bool = False,
     ) -> None:
-        self._instructions = list(instructions)
         self._kernel_of = kernel_of
         self._before = before
         self._limit = NUM_SEMAPHORES if limit is None else limit
@@ -87,28 +89,30 @@ class Hazards:
         self._done_at: dict[int, Done] = {}  # when an instruction begins
         self._first_load: dict[int, int] = {}
         self._semaphores: dict[tuple[Queue, Queue], int] = {(STORES, LOADS): STORED}
-        own = max((max((*each.wait, *each.signal), default=0) for each in instructions), default=0)
-        self._last_taken = max(own, STORED)
+        self._last_taken = max(last_semaphore(program), STORED)
         self._waited: dict[tuple[Queue, Queue], int] = {}
+        self._waits: list[tuple[int, int, int]] = []
         self._writes: dict[Queue, LastWriters] = {}
         self._reads: dict[Queue, LastWriters] = {}
         self._last_store: dict[int, int] = {}
         self._stores_of: dict[int, list[Span]] = {}
-        for at, (number, each) in enumerate(zip(kernel_of, self._instructions, strict=True)):
-            if each.opcode is Opcode.STORE:
+        begins, ends = (each.tolist() for each in program.spans)
+        self._spans: list[Span] = list(zip(begins, ends, strict=True))
+        opcodes = map(Opcode, program.opcodes.tolist())
+        self._queues: list[Queue] = list(zip(opcodes, program.engines.tolist(), strict=True))
+        for at, (number, queue) in enumerate(zip(kernel_of, self._queues, strict=True)):
+            if queue == STORES:
                 self._last_store[number] = at
-                self._stores_of.setdefault(number, []).append(span_of(each))
+                self._stores_of.setdefault(number, []).append(self._spans[at])
 
-    def add(self) -> list[Instruction]:
-        """Return the instructions with all waits and signals between kernels."""
+    def waits(self) -> NDArray[np.int64]:
+        """Return all waits between kernels, as `Program.waiting` takes them."""
         begun: set[int] = set()
         for at, number in enumerate(self._kernel_of):
-            instruction = self._instructions[at]
-            opcode = instruction.opcode
+            span, queue = self._spans[at], self._queues[at]
+            opcode, _ = queue
             if opcode not in READS | WRITES:
                 continue
-            span = span_of(instruction)
-            queue = (opcode, instruction.engine)
             if self._reduces:
                 self._begin(at, number, queue)
             if opcode is Opcode.LOAD:
@@ -120,7 +124,7 @@ class Hazards:
                 self._wait_for_room(at, span)
             known = self._reads if opcode in READS else self._writes
             known.setdefault(queue, LastWriters()).add(span, at)
-        return self._instructions
+        return np.array(self._waits, np.int64).reshape(-1, 3)
 
     def _begin(self, at: int, number: int, queue: Queue) -> None:
         """Note what is done when an instruction begins, apart from what it will wait for.
@@ -191,8 +195,7 @@ class Hazards:
 
     def _wait_for(self, at: int, needed: dict[Queue, int]) -> None:
         """Make an instruction wait until the given instruction of each queue is done."""
-        instruction = self._instructions[at]
-        mine = (instruction.opcode, instruction.engine)
+        mine = self._queues[at]
         ordered = list(needed.items())
         if self._reduces:
             ordered.sort(key=lambda each: -each[1])  # the latest may imply others
@@ -212,10 +215,12 @@ class Hazards:
                     "cut the network where fewer values pass through a device, or take another "
                     "schedule"
                 )
-            producer = self._instructions[other]
-            self._instructions[other] = replace(producer, signal=(*producer.signal, number))
-            waiter = self._instructions[at]
-            self._instructions[at] = replace(waiter, wait=(*waiter.wait, number))
+            self._waits.append((at, other, number))
+
+
+def last_semaphore(program: Program) -> int:
+    """The highest number of a semaphore that a program names; 0 if it names none."""
+    return max(int(np.bitwise_or.reduce(program.waits | program.signals)).bit_length() - 1, 0)
 
 
 def _latest(needed: dict[Queue, int], queue: Queue, at: int) -> None:

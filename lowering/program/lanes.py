@@ -6,7 +6,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from fpgapipe.errors import UserError
-from fpgapipe.hw.hls_models.isa.instructions import Instruction, Opcode
+from fpgapipe.hw.hls_models.isa.instructions import Opcode
+from fpgapipe.hw.hls_models.isa.program import Program
 from fpgapipe.hw.hls_models.spec.core_spec import ScratchpadSpec
 from fpgapipe.lowering.kernels.products import ProductKernel
 from fpgapipe.lowering.tiling.kernel import Region, VectorKernel
@@ -83,9 +84,9 @@ def lanes_of(whole: ScratchpadSpec, number: int) -> tuple[EngineLane, ...]:
     )
 
 
-def is_concurrent(program: Sequence[Instruction]) -> bool:
+def is_concurrent(program: Program) -> bool:
     """Whether a program has two lanes, that is, products on several GEMM engines."""
-    return any(each.opcode is Opcode.GEMM and each.engine > 0 for each in program)
+    return bool(program.engines[program.places_of(Opcode.GEMM)].any())
 
 
 def product_cycles(lowered: LoweredKernel) -> int:

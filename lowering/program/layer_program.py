@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from fpgapipe.hw.hls_models.cycles.core_cycles import MemorySpec
-from fpgapipe.hw.hls_models.isa.instructions import encode
 from fpgapipe.hw.hls_models.numerics.element_format import ElementFormat
 from fpgapipe.lowering.memory.placed import page
 from fpgapipe.lowering.products.conv_parts import Formats
@@ -19,7 +18,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from fpgapipe.hw.hls_models.isa.instructions import Instruction
+    from fpgapipe.hw.hls_models.isa.program import Program
     from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec
     from fpgapipe.lowering.products.conv import ConvSpec, Pass
 
@@ -74,7 +73,7 @@ class LayerProgram:
     which : str
         ``forward``, ``input`` or ``weight``.
     tiled_product : TiledProduct
-    instructions : list of Instruction
+    instructions : Program
     tensors : dict
         The tensors that the pass reads and the one that it writes, by name.
     entry : int
@@ -86,7 +85,7 @@ class LayerProgram:
     conv: ConvSpec
     which: Pass
     tiled_product: TiledProduct
-    instructions: list[Instruction]
+    instructions: Program
     tensors: dict[str, PlacedTensor]
     entry: int
     memory_bytes: int
@@ -105,7 +104,7 @@ class LayerProgram:
             If an operand is missing or has another shape.
         """
         image = np.full(self.memory_bytes, 0xA5, np.uint8)
-        program = np.frombuffer(encode(self.instructions), np.uint8)
+        program = np.frombuffer(self.instructions.encode(), np.uint8)
         image[self.entry : self.entry + program.size] = program
         for name in OPERANDS[self.which]:
             tensor = self.tensors[name]
@@ -160,7 +159,7 @@ def place(
         tensors[name] = PlacedTensor(shape, element, at)
         at = page(at + tensors[name].size_bytes)
     instructions = tiled_product.program({name: tensor.address for name, tensor in tensors.items()})
-    total = page(at + len(encode(instructions)))
+    total = page(at + instructions.num_bytes)
     return LayerProgram(conv, which, tiled_product, instructions, tensors, at, total)
 
 

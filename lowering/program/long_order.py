@@ -6,27 +6,23 @@ definition, and what runs without numba; no instruction differs.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fpgapipe.hw.hls_models.isa.instructions import (
-    NUM_SEMAPHORES,
-    Instruction,
-    Opcode,
-    Span,
-    span_of,
-)
-from fpgapipe.lowering.program.hazards import LOADS, READS, STORED, STORES, WRITES, Queue
+from fpgapipe.hw.hls_models.isa.instructions import NUM_SEMAPHORES, Opcode
+from fpgapipe.hw.hls_models.isa.program import READS, WRITES
+from fpgapipe.lowering.program.hazards import STORED, last_semaphore
 from fpgapipe.lowering.program.last_writer import COARSE_BITS, FINE_BITS, FINE_BYTES
 from fpgapipe.two_speeds import has_compiler
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
     from numpy.typing import NDArray
 
     from fpgapipe.lowering.program.compiled_order import Table
-    from fpgapipe.lowering.program.group import Group
+    from fpgapipe.lowering.program.group import Groups
     from fpgapipe.lowering.tiling.kernel import Track
 
     Numbers = NDArray[np.int64]
@@ -43,83 +39,82 @@ class LongOrder:
 
     Parameters
     ----------
-    groups : sequence of Group
-        The groups of all kernels, in the order of the kernels.
-    num_kernels : int
+    groups : Groups
+        The groups of all kernels.
+    num_free : int
+        Number of the first groups, which are ordered; others are not.
+    tasks : sequence of int
+        Number of the task of each kernel.
+    asked_in : mapping of (int, Track) to int
+        For each task and link, the task during which its RECEIVEs may first be issued.
     """
 
-    def __init__(self, groups: Sequence[Group], num_kernels: int) -> None:
-        self._groups = groups
-        self._num_kernels = num_kernels
-        self._instructions = [each for group in groups for each in group.instructions]
-        self._sizes = np.array([len(group.instructions) for group in groups], np.int64)
-        self._kernel = np.array([group.kernel for group in groups], np.int64)
-        self._begin, self._end = _spans(self._instructions)
-        self._stores = np.array([each.opcode in WRITES for each in self._instructions])
-
-    def merged(
+    def __init__(
         self,
+        groups: Groups,
+        num_free: int,
         tasks: Sequence[int],
         asked_in: Mapping[tuple[int, Track], int],
-        cycles: Sequence[int],
-        turnaround_cycles: int,
-    ) -> Numbers:
+    ) -> None:
+        self._groups = groups
+        self._num_free = num_free
+        self._tasks = tasks
+        self._asked_in = asked_in
+
+    def merged(self, cycles: Numbers, turnaround_cycles: int) -> Numbers:
         """Numbers of the first groups in the order in which they are issued.
 
         Parameters
         ----------
-        tasks : sequence of int
-            Number of the task of each kernel.
-        asked_in : mapping of (int, Track) to int
-            For each task and link, the task during which its RECEIVEs may first be issued.
-        cycles : sequence of int
-            Estimated cycles of each of the first groups; others are not ordered.
+        cycles : int array
+            Estimated cycles of each of the first groups.
         turnaround_cycles : int
             Estimated cycles from the end of a group to the start of one that reads its results.
         """
         from fpgapipe.lowering.program import compiled_order
 
-        own = self._groups[: len(cycles)]
-        tracks = sorted({group.track for group in own})
+        count, program = self._num_free, self._groups.program
+        kernel = self._groups.kernel[:count]
+        of_kernel = self._groups.tracks[: int(kernel[-1]) + 1]
+        tracks = sorted(set(of_kernel))
         number = {track: index for index, track in enumerate(tracks)}
-        engines = [number.get(track.engine, number[track]) for track in tracks]
-        known = {task: index for index, task in enumerate(sorted(set(tasks)))}
-        moves = np.flatnonzero(self._begin[: self._sizes[: len(own)].sum()] >= 0)
-        of_group = np.repeat(np.arange(len(own)), self._sizes[: len(own)])[moves]
-        firsts = np.searchsorted(of_group, np.arange(len(own) + 1))
-        begin, end, stores = self._begin[moves], self._end[moves], self._stores[moves]
+        known = {task: index for index, task in enumerate(sorted(set(self._tasks)))}
+        own = list(zip(self._tasks, of_kernel, strict=False))
+        task = np.array([known[each] for each, _ in own], np.int64)
+        asked = np.array([known[self._asked_in.get(each, each[0])] for each in own], np.int64)
+        begin, end = program.spans
+        moves = np.flatnonzero(begin[: self._groups.begins[count]] >= 0)
+        begin, end = begin[moves], end[moves]
+        stores = _is_one_of(program.opcodes[moves], WRITES)
         groups = compiled_order.Groups(
-            np.array([number[group.track] for group in own], np.int64),
-            self._kernel[: len(own)],
-            np.array([known[tasks[group.kernel]] for group in own], np.int64),
-            np.array(
-                [
-                    known[asked_in.get((tasks[group.kernel], group.track), tasks[group.kernel])]
-                    for group in own
-                ],
-                np.int64,
-            ),
-            np.array([group.first for group in own], np.bool_),
-            np.array(cycles, np.int64),
-            firsts.astype(np.int64),
+            np.array([number[track] for track in of_kernel], np.int64)[kernel],
+            kernel,
+            task[kernel],
+            asked[kernel],
+            self._groups.is_first[:count],
+            cycles,
+            np.searchsorted(moves, self._groups.begins[: count + 1]).astype(np.int64),
             begin,
             end,
             stores,
             np.array([track.is_link for track in tracks], np.bool_),
-            np.array(engines, np.int64),
+            np.array([number.get(track.engine, number[track]) for track in tracks], np.int64),
         )
         reads, writes = (
             _table(len(tracks), begin[which], end[which], end) for which in (~stores, stores)
         )
-        after = compiled_order.find_order(groups, reads, writes, self._num_kernels, len(known))
+        num_kernels = len(self._groups.tracks)
+        after = compiled_order.find_order(groups, reads, writes, num_kernels, len(known))
         order: Numbers = compiled_order.merge(groups, after, turnaround_cycles)
-        assert len(order) == len(own), "kernels must come in an order in which they can run"
+        assert len(order) == count, "kernels must come in an order in which they can run"
         return order
 
-    def finished(
+    def waits(
         self, order: Numbers, before: Sequence[int | None], limit: int = NUM_SEMAPHORES
-    ) -> tuple[list[Instruction], list[int]] | None:
-        """Instructions with all waits, and the kernel of each; None if semaphores are too few.
+    ) -> Numbers | None:
+        """All waits between kernels, as `Program.waiting` takes them.
+
+        None if there are too few semaphores.
 
         Parameters
         ----------
@@ -132,80 +127,50 @@ class LongOrder:
         """
         from fpgapipe.lowering.program import compiled_order
 
-        firsts = np.cumsum(self._sizes) - self._sizes
-        sizes = self._sizes[order]
-        # Each group's first instruction, less the number of instructions before it, and a count.
-        places = np.repeat(firsts[order] - (np.cumsum(sizes) - sizes), sizes)
-        places += np.arange(len(places))
-        instructions = [self._instructions[place] for place in places.tolist()]
-        kernel_of = np.repeat(self._kernel[order], sizes)
-        begin, end = self._begin[places], self._end[places]
+        program = self._groups.program.taken(self._groups.places(order))
+        kernel_of = np.repeat(self._groups.kernel[order], self._groups.sizes[order])
+        num_kernels = len(self._groups.tracks)
+        begin, end = program.spans
         at = np.flatnonzero(begin >= 0)
-        begin, end, kernels = begin[at], end[at], kernel_of[at]
-        queues: dict[Queue, int] = {LOADS: 0, STORES: 1}
-        moving = [instructions[index] for index in at.tolist()]
-        queue = np.array(
-            [queues.setdefault((each.opcode, each.engine), len(queues)) for each in moving],
-            np.int64,
-        )
-        kind = np.array([KINDS.index(each.opcode) for each in moving], np.int64)
+        begin, end, kernels, opcodes = begin[at], end[at], kernel_of[at], program.opcodes[at]
+        numbers = np.full(max(Opcode) + 1, -1, np.int64)
+        numbers[list(KINDS)] = range(len(KINDS))
+        kind = numbers[opcodes]
+        # LOADs and STOREs have the first queues; each link's SENDs and RECEIVEs have two of others.
+        queue = kind + 2 * program.engines[at].astype(np.int64)
+        num_queues = int(queue.max(initial=len(KINDS))) + 1
         transfers = compiled_order.Transfers(at, queue, kernels, begin, end, kind)
-        is_read = (kind == KINDS.index(Opcode.LOAD)) | (kind == KINDS.index(Opcode.SEND))
+        is_read = _is_one_of(opcodes, READS)
         reads, writes = (
-            _table(len(queues), begin[which], end[which], end) for which in (is_read, ~is_read)
+            _table(num_queues, begin[which], end[which], end) for which in (is_read, ~is_read)
         )
         stores = np.flatnonzero(kind == KINDS.index(Opcode.STORE))
-        last_store = np.full(self._num_kernels, -1, np.int64)
+        last_store = np.full(num_kernels, -1, np.int64)
         last_store[kernels[stores]] = at[stores]
         stores = stores[np.argsort(kernels[stores], kind="stable")]
-        named = {(each.wait, each.signal) for each in instructions}
-        own = max((number for both in named for each in both for number in each), default=0)
-        waits = compiled_order.find_waits(
+        waits: Numbers = compiled_order.find_waits(
             transfers,
             reads,
             writes,
             kernel_of,
             np.array([-1 if each is None else each for each in before], np.int64),
             last_store,
-            np.searchsorted(kernels[stores], np.arange(self._num_kernels + 1)).astype(np.int64),
+            np.searchsorted(kernels[stores], np.arange(num_kernels + 1)).astype(np.int64),
             stores,
-            max(own, STORED),
+            max(last_semaphore(program), STORED),
             STORED,
-            (len(queues), limit),
+            (num_queues, limit),
         )
-        if len(waits) and waits[-1, 2] >= limit:
-            return None
-        for waiter, producer, semaphore in waits.tolist():
-            instructions[waiter] = instructions[waiter].with_semaphores(wait=semaphore)
-            instructions[producer] = instructions[producer].with_semaphores(signal=semaphore)
-        return instructions, kernel_of.tolist()
+        return None if len(waits) and waits[-1, 2] >= limit else waits
 
 
-def is_long(groups: Sequence[Group]) -> bool:
+def is_long(groups: Groups) -> bool:
     """Whether the order of a program is found as machine code."""
-    return sum(len(group.instructions) for group in groups) >= MANY and has_compiler()
+    return len(groups.program) >= MANY and has_compiler()
 
 
-def _spans(instructions: Sequence[Instruction]) -> tuple[Numbers, Numbers]:
-    """First byte of each instruction's memory span, and the byte after its last; -1 for none."""
-    begin, end = (np.full(len(instructions), -1, np.int64) for _ in range(2))
-    known: dict[int, Span] = {}  # of origins, which many instructions share
-    at, first, last = [], [], []
-    for index, each in enumerate(instructions):
-        if each.opcode not in READS and each.opcode not in WRITES:
-            continue
-        origin = each.origin
-        if origin is None:
-            span, distance = span_of(each), 0
-        else:
-            if id(origin) not in known:
-                known[id(origin)] = span_of(origin)
-            span, distance = known[id(origin)], each.body["memory"] - origin.body["memory"]
-        at.append(index)
-        first.append(span[0] + distance)
-        last.append(span[1] + distance)
-    begin[at], end[at] = first, last
-    return begin, end
+def _is_one_of(opcodes: NDArray[np.uint8], which: frozenset[Opcode]) -> NDArray[np.bool_]:
+    return np.isin(opcodes, list(which))
 
 
 def _table(count: int, begin: Numbers, end: Numbers, asked: Numbers) -> Table:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from fpgapipe.garbage import rare_collections
 from fpgapipe.hw.hls_models.cycles.core_cycles import MemorySpec
 from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec
@@ -38,7 +40,6 @@ from fpgapipe.plugins import expected
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    import numpy as np
     from numpy.typing import NDArray
 
     from fpgapipe.network.graph import Graph
@@ -428,10 +429,9 @@ class StepBuilder(StepTensors):
         steps = phases_of(self.lowered, [self._steps[task] for task in self._task_of])
         moved = self._moved(places)
         assembled = assemble(kernels, places, self.core, steps, self._ordered_from, moved)
-        words = [0] * len(kernels)
-        for number, instruction in zip(assembled.kernel_of, assembled.instructions, strict=False):
-            words[number] += instruction.words
-        demand = demand.with_words(words)
+        words = np.zeros(len(kernels), np.int64)
+        np.add.at(words, assembled.kernel_of, assembled.instructions.words[:-1])
+        demand = demand.with_words(words.tolist())
         size = page(layout.entry + demand.program_bytes)
         first = min(self._slots)
         inputs = {

@@ -11,6 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from fpgapipe.hw.hls_models.isa.instructions import Opcode
+from fpgapipe.hw.hls_models.isa.program import Program
 from fpgapipe.hw.hls_models.spec.link import Channel
 from fpgapipe.lowering.memory.placed import Placed
 from fpgapipe.lowering.placement import Placement
@@ -22,7 +23,6 @@ from fpgapipe.lowering.tiling.kernel import Tensor
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from fpgapipe.hw.hls_models.isa.instructions import Instruction
 
 CHUNK_BYTES = 1 << 13
 """Most bytes of a packet: what a device has to get before it passes it on."""
@@ -34,7 +34,7 @@ BUFFER_BYTES = BUFFERS * CHUNK_BYTES
 """Bytes of memory of all buffers together."""
 
 
-def hop_programs(sends: Sequence[Sequence[Placed]], buffers: int) -> list[list[Instruction]]:
+def hop_programs(sends: Sequence[Sequence[Placed]], buffers: int) -> list[Program]:
     """Return the programs of all devices, at least two, for one hop.
 
     Parameters
@@ -62,9 +62,7 @@ def _chunks(name: str, places: Sequence[Placed]) -> Iterator[tuple[Tensor, Place
             yield Tensor(f"{name}, {begin}", ((end - begin) // 4,)), Placed(begin, end)
 
 
-def _program(
-    number: int, chunks: Sequence[list[tuple[Tensor, Placed]]], buffers: int
-) -> list[Instruction]:
+def _program(number: int, chunks: Sequence[list[tuple[Tensor, Placed]]], buffers: int) -> Program:
     """The program of a device.
 
     Kernels come in the order of the numbers of chunks, on all devices. So the first chunk that is

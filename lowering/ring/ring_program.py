@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from fpgapipe.errors import UserError
-from fpgapipe.hw.hls_models.isa.instructions import WORD_BYTES, Instruction, Opcode, encode
+from fpgapipe.hw.hls_models.isa.instructions import WORD_BYTES, Instruction, Opcode
+from fpgapipe.hw.hls_models.isa.program import Program
 from fpgapipe.lowering.memory.placed import Placed, page
 from fpgapipe.lowering.placement import End, Placement
 from fpgapipe.lowering.ring.hop import BUFFER_BYTES, hop_programs
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec
     from fpgapipe.lowering.program.device_program import DeviceProgram
 
-IDLE = [Instruction(Opcode.END)]
+IDLE = Program.of([Instruction(Opcode.END)])
 """Program of a device that no model visits."""
 
 
@@ -35,7 +36,7 @@ IDLE = [Instruction(Opcode.END)]
 class Code:
     """A program, and the address at which it lies in a device's memory."""
 
-    instructions: list[Instruction]
+    instructions: Program
     entry: int
 
 
@@ -111,7 +112,7 @@ class RingProgram:
             memory = common.copy()
             codes = [self.idle, *(hop[device] for hop in self.hops)]
             for code in codes:
-                encoded = np.frombuffer(encode(code.instructions), np.uint8)
+                encoded = np.frombuffer(code.instructions.encode(), np.uint8)
                 memory[code.entry : code.entry + encoded.size] = encoded
             if device < len(self.models):
                 self.models[device].set_parameters(memory, parameters[device])
@@ -148,14 +149,14 @@ def build_ring(programs: Sequence[DeviceProgram], core: CoreSpec, num_devices: i
     lasting = tuple(_lasting(each) for each in models)
     buffers, at = at, at + BUFFER_BYTES
     idle = Code(IDLE, at)
-    at = page(at + len(encode(IDLE)))
+    at = page(at + IDLE.num_bytes)
     hops = []
     for rounds in range(num_devices):
         at_device = [visitor(n, rounds, len(models), num_devices) for n in range(num_devices)]
         sends = [() if model is None else lasting[model] for model in at_device]
         codes = hop_programs(sends, buffers)
         hops.append(tuple(Code(code, at) for code in codes))
-        at = page(at + max(len(encode(code)) for code in codes))
+        at = page(at + max(code.num_bytes for code in codes))
     return RingProgram(core, num_devices, tuple(models), lasting, tuple(hops), idle, at)
 
 
@@ -183,9 +184,7 @@ def moved(program: DeviceProgram, distance: int) -> DeviceProgram:
             name: Placed(place.begin + distance, place.end + distance)
             for name, place in program.places.items()
         },
-        instructions=[
-            each.moved(distance) if "memory" in each.body else each for each in program.instructions
-        ],
+        instructions=program.instructions.moved(distance),
     )
 
 

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from fpgapipe.hw.hls_models.isa.instructions import Instruction, Opcode
+from fpgapipe.hw.hls_models.isa.program import Program
 from fpgapipe.hw.hls_models.model.link_dma import packet
 from fpgapipe.hw.hls_models.spec.link import Channel
 from fpgapipe.lowering.tiling.kernel import Tensor, Track
@@ -71,12 +72,12 @@ class TransferKernel:
         """Name of the tensor if it is received."""
         return frozenset((self.tensor.name,) if self.opcode is Opcode.RECEIVE else ())
 
-    def instructions(self, addresses: Mapping[str, int]) -> list[Instruction]:
+    def instructions(self, addresses: Mapping[str, int]) -> Program:
         """See `Kernel`."""
         size = self.tensor.size_bytes
         part_bytes = -(-size // (self.parts * PART_BYTES)) * PART_BYTES
         begin = addresses[self.tensor.name]
-        return [
+        return Program.of(
             Instruction(
                 self.opcode,
                 engine=self.link,
@@ -88,4 +89,4 @@ class TransferKernel:
                 ),
             )
             for number, first in enumerate(range(0, size, part_bytes))
-        ]
+        )

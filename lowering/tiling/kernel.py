@@ -13,7 +13,10 @@ from functools import cached_property, lru_cache
 from math import copysign, prod
 from typing import Any, Protocol
 
+import numpy as np
+
 from fpgapipe.hw.hls_models.isa.instructions import WORD_BYTES, Instruction, Opcode
+from fpgapipe.hw.hls_models.isa.program import Program
 from fpgapipe.hw.hls_models.isa.shared_fields import SharedFields
 from fpgapipe.hw.hls_models.isa.vector_op import VectorOp
 from fpgapipe.hw.hls_models.numerics.element_format import FP32, ElementFormat
@@ -109,7 +112,7 @@ class Kernel(Protocol):
         """Names of the tensors that the kernel writes to memory."""
         ...
 
-    def instructions(self, addresses: Mapping[str, int]) -> list[Instruction]:
+    def instructions(self, addresses: Mapping[str, int]) -> Program:
         """Return the instructions; a GEMM or VECTOR kernel has a LOAD, and ends with a STORE.
 
         Parameters
@@ -122,7 +125,7 @@ class Kernel(Protocol):
 
 def words_of(kernel: Kernel) -> int:
     """Words that a kernel takes in a program."""
-    return sum(each.words for each in kernel.instructions(defaultdict(int)))
+    return int(kernel.instructions(defaultdict(int)).words.sum())
 
 
 class Semaphore(IntEnum):
@@ -328,7 +331,7 @@ class VectorKernel:
         )
         return found
 
-    def instructions(self, addresses: Mapping[str, int]) -> list[Instruction]:
+    def instructions(self, addresses: Mapping[str, int]) -> Program:
         """See `Kernel`."""
         found = self._template
         own = (*found.loaded, *found.stored)
@@ -342,6 +345,7 @@ class VectorKernel:
         free, stored = _FREE[self.region.lane], _STORED[self.region.lane]
         program: list[Instruction] = []
         tensors: list[str | None] = []
+        ahead: list[int] = []
         # Pieces share steps and tiles.
         made: dict[tuple[int, int, tuple[int, ...], tuple[int, ...]], Instruction] = {}
         bodies: dict[tuple[int, int], list[dict[str, Any]]] = {}
@@ -365,8 +369,9 @@ class VectorKernel:
                 key = opcode, id(body), waits, signals
                 if key not in made:
                     made[key] = Instruction(opcode, waits, signals, body=body)
-                program.append(made[key].moved(each.ahead) if each.ahead else made[key])
+                program.append(made[key])
                 tensors.append(each.tile.tensor)
+                ahead.append(each.ahead)
 
         loads = [self._first_loads(), *(piece.loads for piece in self.pieces[1:])]
         for begin, end in self._spans():
@@ -397,6 +402,7 @@ class VectorKernel:
                         made[key] = _vector(step, place, *key[2:])
                     program.append(made[key])
                     tensors.append(None)
+                    ahead.append(0)
                 if piece.stores:
                     signals = (stored,) if ends or index + buffer_count <= last else ()
                     move(Opcode.STORE, piece.stores, (int(Semaphore.COMPUTED),), signals)
@@ -404,7 +410,8 @@ class VectorKernel:
             frozenset(move.tile.tensor for piece in self.pieces for move in getattr(piece, which))
             for which in ("loads", "stores")
         )
-        return _VectorTemplate(Template(program, tensors), reads, writes)
+        moved = Program.of(program).moved(np.array(ahead, np.int64))
+        return _VectorTemplate(Template(moved, tensors), reads, writes)
 
     def _spans(self) -> list[tuple[int, int]]:
         """Numbers of the first piece and behind the last, from one that restarts to the next."""

@@ -1,42 +1,54 @@
 """Instructions of a kernel whose tensors have no addresses yet."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from __future__ import annotations
+
 from functools import cached_property
+from typing import TYPE_CHECKING
 
-from fpgapipe.hw.hls_models.isa.instructions import Instruction
+import numpy as np
+
+from fpgapipe.hw.hls_models.isa.program import Program
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+    from fpgapipe.hw.hls_models.isa.instructions import Instruction
 
 
-@dataclass(frozen=True)
 class Template:
     """A program whose tensors have no addresses yet.
 
-    Attributes
+    Parameters
     ----------
-    instructions : list of Instruction
+    instructions : iterable of Instruction
         Instructions whose memory addresses are relative to the beginnings of the tensors.
-    tensors : list of str or None
+    tensors : sequence of str or None
         Name of the tensor of each instruction that is a transfer; None for the others.
     """
 
-    instructions: list[Instruction]
-    tensors: list[str | None]
+    def __init__(self, instructions: Iterable[Instruction], tensors: Sequence[str | None]) -> None:
+        self.program = Program.of(instructions)
+        self.tensors = tensors
+        known = dict.fromkeys(each for each in tensors if each is not None)
+        self._number_of: dict[str | None, int] = {each: n for n, each in enumerate(known)}
+        numbers = [self._number_of.get(each, -1) for each in tensors]
+        self._tensor_of = np.array(numbers, np.int64)
 
-    def placed(self, addresses: Mapping[str, int], skipped: int = 0) -> list[Instruction]:
+    def placed(self, addresses: Mapping[str, int], skipped: int = 0) -> Program:
         """Return the program for tensors at these byte addresses, which are multiples of 64.
 
-        Instructions that are no transfers are the same objects in all programs of a template, but
-        for those that draw random numbers, which skip as many random vectors as `skipped` says.
+        All programs of a template share the bodies of their instructions. Those that draw random
+        numbers skip as many random vectors as `skipped` says.
         """
-        found = [
-            each if tensor is None else each.moved(addresses[tensor])
-            for each, tensor in zip(self.instructions, self.tensors, strict=True)
-        ]
-        for place in self._drawing if skipped else ():
-            found[place] = found[place].skipping(skipped)
-        return found
+        begins = np.array([*(addresses[each] for each in self._number_of if each), 0], np.int64)
+        numbers = self.program.numbers + begins[self._tensor_of]
+        if skipped:
+            numbers[self._drawing] += skipped
+        return self.program.having(numbers=numbers)
 
     @cached_property
-    def _drawing(self) -> list[int]:
-        """Places of the instructions that draw random numbers."""
-        return [place for place, each in enumerate(self.instructions) if each.body.get("is_random")]
+    def _drawing(self) -> NDArray[np.bool_]:
+        """Whether each instruction draws random numbers."""
+        return self.program.bodies.draws[self.program.body_of]

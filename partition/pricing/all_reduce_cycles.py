@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from fpgapipe.hw.hls_models.cycles.core_cycles import MemorySpec
     from fpgapipe.hw.hls_models.cycles.link_cycles import WireTiming
-    from fpgapipe.hw.hls_models.isa.instructions import Instruction
+    from fpgapipe.hw.hls_models.isa.program import Program
     from fpgapipe.hw.hls_models.spec.device import ClusterSpec
     from fpgapipe.partition.plan import Plan
 
@@ -119,7 +119,7 @@ def _cycles(
     return float(remembered(question, find))
 
 
-def _program(member: Member, sizes: Sequence[int], core: CoreSpec) -> list[Instruction]:
+def _program(member: Member, sizes: Sequence[int], core: CoreSpec) -> Program:
     """The program of a device that does nothing else; its values lie at the beginning."""
     chunks = [Tensor(f"{NAME}{number}", (size,)) for number, size in enumerate(sizes)]
     coming = buffers_of(NAME + ".coming", chunks)

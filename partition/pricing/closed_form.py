@@ -51,12 +51,8 @@ def layer_cycles(
 
 def computed_layers(part: DeviceProgram) -> list[str]:
     """The layers that a device computes, in their order, without those it only passes on."""
-    stores = {
-        number
-        for number, each in zip(part.kernel_of, part.instructions, strict=False)
-        if each.opcode is Opcode.STORE
-    }
-    return list(dict.fromkeys(part.kernels[number].layer for number in sorted(stores)))
+    stores = part.kernels_with(Opcode.STORE)
+    return list(dict.fromkeys(part.kernels[number].layer for number in stores))
 
 
 def _passes(costs: Sequence[LayerCost]) -> dict[TaskKind, float]:

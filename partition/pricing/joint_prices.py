@@ -15,7 +15,7 @@ from pydantic import TypeAdapter
 
 from fpgapipe.errors import UserError
 from fpgapipe.hw.hls_models.cycles.cluster_cycles import predict_cluster
-from fpgapipe.hw.hls_models.isa.instructions import Opcode, span_of
+from fpgapipe.hw.hls_models.isa.instructions import Opcode
 from fpgapipe.lowering.lower import build_pipeline
 from fpgapipe.lowering.schedule.schedule import TaskKind, forward_only
 from fpgapipe.partition.plan import DATA_PARALLEL, Prediction
@@ -228,7 +228,7 @@ def _found(
     if rounds < plan.rounds:
         period = (found.cycles - timed(rounds - last)[1].cycles) / last
         total += (plan.rounds - rounds) * period
-    ends = [list(device.ends) for device in found.devices]
+    ends = [np.array(device.ends) for device in found.devices]
     if len(plan.stages) > 1:
         passes = _stages_passes(plan, programs, ends)
     else:
@@ -261,7 +261,7 @@ def _some(plan: Plan, graph: Graph, options: StepOptions, rounds: int) -> Pipeli
 
 
 def _stages_passes(
-    plan: Plan, programs: PipelineProgram, ends: Sequence[Sequence[float]]
+    plan: Plan, programs: PipelineProgram, ends: Sequence[NDArray[np.float64]]
 ) -> list[tuple[float, float, float]]:
     """Cycles of the passes and of the tail of each node's stage."""
     found = []
@@ -275,17 +275,16 @@ def _stages_passes(
 
 
 def _passes(
-    programs: PipelineProgram, node: int, ends: Sequence[float], other: int | None
+    programs: PipelineProgram, node: int, ends: NDArray[np.float64], other: int | None
 ) -> tuple[float, float]:
     """Mean cycles of the passes of a node, from when its input has come from another, if any."""
     part = programs.parts[node]
     comes = None if other is None else programs.placement.link(node, other)
     done = _done(part, ends)
     came = np.zeros(len(part.tasks))
-    for kernel, instruction, end in zip(part.kernel_of, part.instructions, ends, strict=False):
-        if instruction.opcode is Opcode.RECEIVE and instruction.engine == comes:
-            task = part.kernels[kernel].task
-            came[task] = max(came[task], end)
+    program = part.instructions
+    receives = np.flatnonzero((program.opcodes == Opcode.RECEIVE) & (program.engines == comes))
+    np.maximum.at(came, _tasks(part)[receives], ends[receives])
     began = np.maximum(np.concatenate([[0.0], done[:-1]]), came)
     took = np.maximum(done - began, 0.0)
     kinds = np.array([task.kind for task in part.tasks])
@@ -296,7 +295,7 @@ def _passes(
 
 
 def _shares(
-    part: DeviceProgram, ends: Sequence[float], rounds: int, period: float | None
+    part: DeviceProgram, ends: NDArray[np.float64], rounds: int, period: float | None
 ) -> tuple[float, float, float]:
     """Cycles of a round's passes, divided as those of the last micro-batch; no tail."""
     done = _done(part, ends)
@@ -309,35 +308,38 @@ def _shares(
     return each * forward / whole, each * backward / whole, 0.0
 
 
-def _done(part: DeviceProgram, ends: Sequence[float]) -> NDArray[np.float64]:
+def _done(part: DeviceProgram, ends: NDArray[np.float64]) -> NDArray[np.float64]:
     """Cycle at which each task and all before it are done."""
     done = np.zeros(len(part.tasks))
-    for kernel, end in zip(part.kernel_of, ends, strict=False):
-        task = part.kernels[kernel].task
-        done[task] = max(done[task], end)
+    tasks = _tasks(part)
+    np.maximum.at(done, tasks, ends[: len(tasks)])
     return np.maximum.accumulate(done)
 
 
-def _tail(part: DeviceProgram, ends: Sequence[float]) -> float:
+def _tasks(part: DeviceProgram) -> NDArray[np.int64]:
+    """Number of the task of each instruction but END."""
+    tasks = np.array([each.task for each in part.kernels], np.int64)
+    found: NDArray[np.int64] = tasks[part.kernel_of]
+    return found
+
+
+def _tail(part: DeviceProgram, ends: NDArray[np.float64]) -> float:
     """Cycles of a device after its last pass: the sums of gradients, and the update."""
-    last = max(ends, default=0.0)
-    passes = [
-        end
-        for kernel, end in zip(part.kernel_of, ends, strict=False)
-        if part.tasks[part.kernels[kernel].task].kind is not TaskKind.U
-    ]
-    return float(last - max(passes, default=0.0))
+    tasks = _tasks(part)
+    is_pass = np.array([task.kind is not TaskKind.U for task in part.tasks])[tasks]
+    return float(ends.max(initial=0.0) - ends[: len(tasks)][is_pass].max(initial=0.0))
 
 
 def _moved_bytes(part: DeviceProgram, placement: Placement) -> tuple[int, int]:
     """Bytes of a micro-batch that go to the next node, and that come back from it."""
     _, link = placement.between(part.index)
-    moved = {(TaskKind.F, Opcode.SEND): 0, (TaskKind.B, Opcode.RECEIVE): 0}
-    for kernel, instruction in zip(part.kernel_of, part.instructions, strict=False):
-        key = part.tasks[part.kernels[kernel].task].kind, instruction.opcode
-        if key in moved and instruction.engine == link:
-            begin, end = span_of(instruction)
-            moved[key] += end - begin
+    program, tasks = part.instructions[:-1], _tasks(part)
+    begin, end = program.spans
+    kinds = np.array([task.kind for task in part.tasks])[tasks]
     count = max(len(part.microbatches), 1)
-    sends, returns = (total // count for total in moved.values())
+    sends, returns = (
+        int((end - begin)[(kinds == kind) & (program.opcodes == opcode) & over].sum()) // count
+        for over in (program.engines == link,)
+        for kind, opcode in ((TaskKind.F, Opcode.SEND), (TaskKind.B, Opcode.RECEIVE))
+    )
     return sends, returns

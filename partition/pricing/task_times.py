@@ -36,7 +36,7 @@ from fpgapipe.hw.hls_models.cycles.link_cycles import (
     transfer_cycles,
 )
 from fpgapipe.hw.hls_models.cycles.run_tables import Held
-from fpgapipe.hw.hls_models.isa.instructions import LINK_OPCODES, Opcode
+from fpgapipe.hw.hls_models.isa.instructions import Opcode, semaphores_of
 from fpgapipe.hw.hls_models.model.link_dma import words_of_packet
 from fpgapipe.hw.hls_models.model.sequencer import SequencerSpec
 from fpgapipe.hw.hls_models.spec.link import Channel
@@ -47,7 +47,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from fpgapipe.hw.hls_models.isa.instructions import Instruction
     from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec
     from fpgapipe.lowering.placement import Placement
     from fpgapipe.lowering.program.device_program import DeviceProgram
@@ -273,10 +272,9 @@ class TaskTimes:
     def _got(self) -> dict[int, float]:
         """Cycle in which each task that receives has got all of its data, where they come late."""
         found: dict[int, float] = {}
-        for index, each in self._links:
-            if each.opcode is Opcode.RECEIVE:
-                task = int(self.task_of[index])
-                found[task] = max(found.get(task, 0.0), self._pausing.ends[index])
+        for index in self.program.instructions.places_of(Opcode.RECEIVE).tolist():
+            task = int(self.task_of[index])
+            found[task] = max(found.get(task, 0.0), self._pausing.ends[index])
         return found
 
     def _packets(
@@ -286,22 +284,13 @@ class TaskTimes:
 
         They are those of passes, or what devices exchange in the update, after the last pass.
         """
-        tasks = self.program.tasks
+        tasks, program = self.program.tasks, self.program.instructions
+        places = np.flatnonzero((program.opcodes == opcode) & (program.engines == link))
         return [
-            (index, int(self.task_of[index]), each.body)
-            for index, each in self._links
-            if (each.opcode, each.engine) == (opcode, link)
-            and each.body["channel"] == channel
+            (index, int(self.task_of[index]), body)
+            for index, body in ((each, program.body(each)) for each in places.tolist())
+            if body["channel"] == channel
             and (tasks[self.task_of[index]].kind is TaskKind.U) == updating
-        ]
-
-    @cached_property
-    def _links(self) -> list[tuple[int, Instruction]]:
-        """Number and instruction of each SEND and RECEIVE."""
-        return [
-            (index, each)
-            for index, each in enumerate(self.program.instructions)
-            if each.opcode in LINK_OPCODES
         ]
 
     @cached_property
@@ -316,17 +305,14 @@ class TaskTimes:
         There is one semaphore between two queues, so the n-th instruction that waits on it waits
         for the n-th instruction that signals it.
         """
-        signals: defaultdict[int, list[int]] = defaultdict(list)
-        waits: defaultdict[int, list[int]] = defaultdict(list)
-        for index, each in enumerate(self.program.instructions):
-            if each.opcode is Opcode.RECEIVE:
-                for number in each.signal:
-                    signals[number].append(index)
-            for number in each.wait:
-                waits[number].append(index)
+        program = self.program.instructions
+        receives = program.opcodes == Opcode.RECEIVE
         found: dict[int, int] = {}
-        for number, sources in signals.items():
-            for source, waiter in zip(sources, waits[number], strict=True):
+        for number in semaphores_of(int(np.bitwise_or.reduce(program.signals[receives]))):
+            bit = 1 << number
+            sources = np.flatnonzero(receives & (program.signals & bit != 0)).tolist()
+            waiters = np.flatnonzero(program.waits & bit).tolist()
+            for source, waiter in zip(sources, waiters, strict=True):
                 found[source] = min(waiter, found.get(source, waiter))
         return found
 

@@ -14,8 +14,8 @@ from fpgapipe.hw.hls_models.isa.instructions import (
     ErrorCode,
     Instruction,
     Opcode,
-    encode,
 )
+from fpgapipe.hw.hls_models.isa.program import encode
 from fpgapipe.hw.hls_models.model.sequencer import Execution, SequencerSpec
 from fpgapipe.sim_tb.drivers.stream import parameters, start
 from fpgapipe.sim_tb.worlds.sequencer_world import (

@@ -8,13 +8,8 @@ from typing import Any
 from cocotb.triggers import FallingEdge, RisingEdge
 
 from fpgapipe.hw.hls_models.isa.fields import Field, Group
-from fpgapipe.hw.hls_models.isa.instructions import (
-    BODIES,
-    WORD_BYTES,
-    Instruction,
-    Opcode,
-    encode,
-)
+from fpgapipe.hw.hls_models.isa.instructions import BODIES, WORD_BYTES, Instruction, Opcode
+from fpgapipe.hw.hls_models.isa.program import encode
 from fpgapipe.hw.hls_models.model.sequencer import Execution, SequencerSpec
 
 PROGRAM = 0x8000_0001_0FC0

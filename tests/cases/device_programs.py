@@ -8,7 +8,8 @@ import numpy as np
 from vector_cases import random_op, random_scratchpad
 
 from fpgapipe.hw.hls_models.cycles.core_cycles import MemorySpec
-from fpgapipe.hw.hls_models.isa.instructions import Instruction, Opcode, encode
+from fpgapipe.hw.hls_models.isa.instructions import Instruction, Opcode
+from fpgapipe.hw.hls_models.isa.program import encode
 from fpgapipe.hw.hls_models.isa.vector_op import VectorOp
 from fpgapipe.hw.hls_models.model.dma import row_starts, words_of_row
 from fpgapipe.hw.hls_models.numerics.element_format import BF16, FP32

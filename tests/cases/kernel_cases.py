@@ -4,7 +4,8 @@ from collections import Counter, deque
 
 import numpy as np
 
-from fpgapipe.hw.hls_models.isa.instructions import Opcode, encode
+from fpgapipe.hw.hls_models.isa.instructions import Opcode
+from fpgapipe.hw.hls_models.isa.program import encode
 from fpgapipe.hw.hls_models.isa.vector_op import VectorOp
 from fpgapipe.hw.hls_models.model.core import CoreModel
 from fpgapipe.hw.hls_models.model.sequencer import SequencerSpec, check

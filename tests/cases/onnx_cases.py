@@ -17,7 +17,7 @@ from onnx import helper, numpy_helper
 
 from fpgapipe.host.bench.step_check import product_errors, steps_of, unfolded
 from fpgapipe.hw.hls_models.cycles.core_cycles import MemorySpec
-from fpgapipe.hw.hls_models.isa.instructions import encode
+from fpgapipe.hw.hls_models.isa.program import encode
 from fpgapipe.hw.hls_models.isa.vector_op import Constant
 from fpgapipe.hw.hls_models.model.core import CoreModel
 from fpgapipe.hw.hls_models.model.registers import RegisterMap

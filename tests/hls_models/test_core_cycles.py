@@ -12,7 +12,8 @@ from fpgapipe.hw.hls_models.cycles.core_cycles import CoreRun, MemorySpec, predi
 from fpgapipe.hw.hls_models.cycles.instruction_cycles import gemm_timing, words_of_transfer
 from fpgapipe.hw.hls_models.cycles.run_tables import Tables
 from fpgapipe.hw.hls_models.cycles.vector_cycles import meeting_cycles
-from fpgapipe.hw.hls_models.isa.instructions import Instruction, Opcode, encode
+from fpgapipe.hw.hls_models.isa.instructions import Instruction, Opcode
+from fpgapipe.hw.hls_models.isa.program import encode
 from fpgapipe.hw.hls_models.isa.vector_op import Source, Target, VectorOp
 from fpgapipe.hw.hls_models.model.link_dma import packet
 from fpgapipe.hw.hls_models.model.registers import RegisterMap

@@ -4,6 +4,7 @@ import random
 import re
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from fpgapipe.hw.hls_models.isa.address import Loop, LoopNest, OperandPattern
@@ -19,11 +20,11 @@ from fpgapipe.hw.hls_models.isa.instructions import (
     Opcode,
     ProgramError,
     decode,
-    encode,
     has_one_engine,
     listing,
     words_of,
 )
+from fpgapipe.hw.hls_models.isa.program import Program, encode
 from fpgapipe.hw.hls_models.isa.vector_fields import VECTOR
 
 TRANSFER = {
@@ -49,7 +50,7 @@ def random_body(group, rng):
 
 
 def test_encodes_bytes_worked_by_hand():
-    code = LOAD.encode()
+    code = encode([LOAD])
     assert len(code) == WORD_BYTES
     # opcode 2, one word, waits for 3, signals 0 and 1, engine 0; then the address in 6 bytes.
     assert code[:11] == bytes([2, 1, 0b1000, 0, 0, 0, 0b11, 0, 0, 0, 0])
@@ -92,17 +93,64 @@ def test_what_differs_by_a_number_is_packed_once():
     body = random_body(VECTOR, rng)
     drawing = Instruction(Opcode.VECTOR, (1,), (), body={**body, "random": {
         "threshold": 7, "first": 5, "key": 2}})  # fmt: skip
-    moved = [LOAD.moved(64), LOAD.moved(64).moved(-(1 << 32)), replace(LOAD, wait=()).moved(128)]
-    skipping = [drawing.skipping(1), drawing.skipping(1 << 40).with_semaphores(signal=4)]
-    program = [LOAD, *moved, drawing, *skipping, replace(moved[0], signal=()), END]
-    assert encode(program) == b"".join(each.encode() for each in program)
-    assert [each.body for each in decode(encode(program))] == [each.body for each in program]
-    for wrong, message in [
-        (LOAD.moved(-(1 << 40)), "instruction 0: transfer memory must be in 0.."),
-        (drawing.skipping(1 << 48), "instruction 0: random first must be in 0.."),
+    numbers = [0, 64, 64 - (1 << 32), 128, 0, 1, 1 << 40, 0]
+    program = Program.of([LOAD] * 3 + [replace(LOAD, wait=())] + [drawing] * 3 + [END])
+    program = program.having(numbers=np.array(numbers))
+    apart = [replace(each, body=with_number(each, 0)) for each in program]
+    assert [number_of(each) - number_of(own) for each, own in zip(program, [
+        *[LOAD] * 4, *[drawing] * 3, END], strict=True)] == numbers  # fmt: skip
+    assert program.encode() == b"".join(encode([each]) for each in apart)
+    assert decode(program.encode()) == program == list(program)
+    for number, wrong, message in [
+        (-(1 << 40), LOAD, "instruction 0: transfer memory must be in 0.."),
+        (1 << 48, drawing, "instruction 0: random first must be in 0.."),
     ]:
+        changed = Program.of([wrong, END]).having(numbers=np.array([number, 0]))
         with pytest.raises(ProgramError, match=f"^{re.escape(message)}"):
-            encode([wrong, END])
+            changed.encode()
+
+
+def number_of(instruction):
+    body = instruction.body
+    return body["memory"] if "memory" in body else body.get("random", {"first": 0})["first"]
+
+
+def with_number(instruction, added):
+    """A copy of a body, which no other instruction shares."""
+    body = {**instruction.body}
+    if "memory" in body:
+        body["memory"] += added
+    return body
+
+
+def test_programs_are_joined_and_taken_apart():
+    """Bodies that programs share stay one, and spans of memory move with the addresses."""
+    draw = random.Random(11)
+    gemm = Instruction(Opcode.GEMM, engine=1, body=random_body(GEMM, draw))
+    store = Instruction(Opcode.STORE, (2,), (5,), body={
+        **TRANSFER, "memory": 4096, "row_bytes": 64, "rows": 3, "row_memory": -128, "planes": 1,
+        "plane_memory": 1024})  # fmt: skip
+    one = Program.of([gemm, store, gemm])
+    both = Program.joined([one, one.moved(64), Program.of([END])])
+    assert len(both.bodies) == 3
+    assert list(both) == [
+        *one,
+        gemm,
+        replace(store, body={**store.body, "memory": 4160}),
+        gemm,
+        END,
+    ]
+    begin, end = both.spans
+    assert begin.tolist() == [-1, 4096 - 3 * 128, -1, -1, 4160 - 3 * 128, -1, -1]
+    assert end.tolist() == [-1, 4096 + 1024 + 64, -1, -1, 4160 + 1024 + 64, -1, -1]
+    assert both.num_bytes == len(both.encode()) == 64 * (4 * 5 + 2 + 1)
+    assert list(both[3:]) == list(both)[3:]
+    assert list(both.taken(np.array([6, 1]))) == [END, store]
+    waits = both.waiting(np.array([[4, 1, 9], [4, 0, 10], [6, 4, 9]]))
+    assert [(each.wait, each.signal) for each in waits] == [
+        ((), (10,)), ((2,), (5, 9)), ((), ()), ((), ()), ((2, 9, 10), (5, 9)), ((), ()), ((9,), ()),
+    ]  # fmt: skip
+    assert waits != both == list(both)
 
 
 def test_holds_operand_patterns():
@@ -240,10 +288,11 @@ def test_refuses_programs_that_break_off():
 def test_equal_instructions_are_decoded_once():
     """Micro-batches repeat most instructions of a step; others differ by addresses alone."""
     draw = random.Random(7)
-    load = replace(LOAD, body={**TRANSFER, "memory": 0})
-    near, far = load.moved(64), load.moved(1 << 20)
+    load, near, far = (
+        replace(LOAD, body={**TRANSFER, "memory": memory}) for memory in (0, 64, 1 << 20)
+    )
     gemm = Instruction(Opcode.GEMM, body=random_body(GEMM, draw))
-    waits = gemm.with_semaphores(wait=1)
+    waits = replace(gemm, wait=(1,))
     program = [load, near, gemm, far, waits, near, gemm, load, END]
     found = decode(encode(program))
     assert found == program

@@ -26,13 +26,8 @@ from native_cases import (
 from vector_cases import beyond, random_op, random_scratchpad, with_blocks
 
 from fpgapipe.hw.hls_models.isa.address import Loop, LoopNest
-from fpgapipe.hw.hls_models.isa.instructions import (
-    Instruction,
-    Opcode,
-    ProgramError,
-    decode,
-    encode,
-)
+from fpgapipe.hw.hls_models.isa.instructions import Instruction, Opcode, ProgramError, decode
+from fpgapipe.hw.hls_models.isa.program import encode
 from fpgapipe.hw.hls_models.isa.vector_op import Factor, Format, Source, Target, VectorOp
 from fpgapipe.hw.hls_models.model import core as core_module
 from fpgapipe.hw.hls_models.model.core import CoreError, CoreModel

@@ -17,8 +17,8 @@ from fpgapipe.hw.hls_models.isa.instructions import (
     Instruction,
     Opcode,
     ProgramError,
-    encode,
 )
+from fpgapipe.hw.hls_models.isa.program import encode
 from fpgapipe.hw.hls_models.model.sequencer import Execution, SequencerSpec, check
 from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec, VectorSpec
 from fpgapipe.hw.hls_models.spec.link import LinkEngineSpec

@@ -13,7 +13,8 @@ from fpgapipe.host.backends.model import ModelBackend
 from fpgapipe.host.backends.simulator import SimulatorBackend
 from fpgapipe.host.driver.core_driver import DeviceFault
 from fpgapipe.hw.hls_models.cycles.core_cycles import MemorySpec
-from fpgapipe.hw.hls_models.isa.instructions import Instruction, Opcode, encode
+from fpgapipe.hw.hls_models.isa.instructions import Instruction, Opcode
+from fpgapipe.hw.hls_models.isa.program import encode
 from fpgapipe.lowering.lower import build_pipeline
 from fpgapipe.lowering.units.step_options import scalar_bits
 from fpgapipe.network.initial_values import initial_parameters

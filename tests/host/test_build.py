@@ -19,7 +19,7 @@ from fpgapipe.host.backends.model import ModelBackend
 from fpgapipe.host.build.build import FORMAT_VERSION, holding, open_build, write_build
 from fpgapipe.host.build.build_parts import initial_values
 from fpgapipe.host.build.device_file import DEVICE, IMAGE, PROGRAM, read_device
-from fpgapipe.hw.hls_models.isa.instructions import encode
+from fpgapipe.hw.hls_models.isa.program import encode
 from fpgapipe.hw.hls_models.spec.core_spec import NoRoom
 from fpgapipe.hw.rtl import core_verilog
 from fpgapipe.hw.rtl.core_verilog import device_verilog

@@ -18,7 +18,7 @@ from fpgapipe.host.build import build_check
 from fpgapipe.host.build.build import open_build, write_build
 from fpgapipe.host.report.pages.page import write_report
 from fpgapipe.host.runtime.runtime import RunOptions, open_backend
-from fpgapipe.hw.hls_models.isa.instructions import encode
+from fpgapipe.hw.hls_models.isa.program import encode
 from fpgapipe.hw.rtl import core_verilog
 from fpgapipe.network.zoo.layers import Network
 

@@ -16,7 +16,8 @@ from fpgapipe.host.bench.cluster_bench import (
     start_programs,
 )
 from fpgapipe.hw.hls_models.cycles.core_cycles import MemorySpec
-from fpgapipe.hw.hls_models.isa.instructions import Instruction, Opcode, encode
+from fpgapipe.hw.hls_models.isa.instructions import Instruction, Opcode
+from fpgapipe.hw.hls_models.isa.program import encode
 from fpgapipe.hw.hls_models.model.link_dma import packet
 from fpgapipe.hw.hls_models.model.sequencer import SequencerSpec, check
 from fpgapipe.hw.hls_models.spec.core_spec import ScratchpadSpec

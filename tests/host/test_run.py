@@ -364,7 +364,7 @@ def test_what_comes_of_a_difference_is_not_blamed(data, pipeline):
 def test_a_difference_in_a_program_is_named(pipeline):
     part = pipeline.parts[0]
     one, other = ([memory.copy() for memory in small_model(pipeline).memories] for _ in range(2))
-    from fpgapipe.hw.hls_models.isa.instructions import encode
+    from fpgapipe.hw.hls_models.isa.program import encode
 
     number = len(part.instructions) // 2
     other[0][part.entry + len(encode(part.instructions[:number])) + 1] ^= 8

@@ -8,7 +8,8 @@ from core_cases import integers, random_case, reference
 
 from fpgapipe.hw.hls_models.cycles.core_cycles import MemorySpec, predict
 from fpgapipe.hw.hls_models.isa.address import OperandPattern
-from fpgapipe.hw.hls_models.isa.instructions import Opcode, decode, encode
+from fpgapipe.hw.hls_models.isa.instructions import Opcode, decode
+from fpgapipe.hw.hls_models.isa.program import encode
 from fpgapipe.hw.hls_models.model.core import CoreModel
 from fpgapipe.hw.hls_models.numerics.element_format import BF16, FP32
 from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec, ScratchpadSpec

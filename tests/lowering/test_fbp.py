@@ -13,7 +13,8 @@ from test_pipeline import ORDERS, SCALARS, cut, left_behind
 from fpgapipe.errors import UserError
 from fpgapipe.host.backends.simulator import SimulatorBackend
 from fpgapipe.hw.hls_models.cycles.core_cycles import MemorySpec, predict
-from fpgapipe.hw.hls_models.isa.instructions import Opcode, decode, encode
+from fpgapipe.hw.hls_models.isa.instructions import Opcode, decode
+from fpgapipe.hw.hls_models.isa.program import encode
 from fpgapipe.hw.hls_models.model.core import CoreModel
 from fpgapipe.hw.hls_models.spec.core_spec import ScratchpadSpec
 from fpgapipe.hw.hls_models.spec.link import LinkEngineSpec

@@ -18,7 +18,8 @@ from kernel_cases import (
 )
 
 from fpgapipe.hw.hls_models.cycles.core_cycles import MemorySpec
-from fpgapipe.hw.hls_models.isa.instructions import Instruction, Opcode, decode, encode
+from fpgapipe.hw.hls_models.isa.instructions import Instruction, Opcode, decode
+from fpgapipe.hw.hls_models.isa.program import encode
 from fpgapipe.hw.hls_models.isa.vector_op import Constant, Source, Target, VectorOp
 from fpgapipe.hw.hls_models.numerics.element_format import BF16, FP32
 from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec, ScratchpadSpec, VectorSpec

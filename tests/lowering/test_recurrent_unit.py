@@ -13,7 +13,8 @@ from unit_steps import (
 )
 
 from fpgapipe.hw.hls_models.cycles.core_cycles import MemorySpec
-from fpgapipe.hw.hls_models.isa.instructions import Opcode, encode
+from fpgapipe.hw.hls_models.isa.instructions import Opcode
+from fpgapipe.hw.hls_models.isa.program import encode
 from fpgapipe.hw.hls_models.model.core import CoreModel
 from fpgapipe.hw.hls_models.model.sequencer import SequencerSpec, check
 from fpgapipe.hw.hls_models.numerics.element_format import BF16, FP32

@@ -14,7 +14,7 @@ from fpgapipe.host.backends.simulated_devices import SimulatedDevices
 from fpgapipe.hw.hls_models.cycles.cluster_cycles import predict_cluster
 from fpgapipe.hw.hls_models.cycles.core_cycles import MemorySpec
 from fpgapipe.hw.hls_models.cycles.link_cycles import WireTiming
-from fpgapipe.hw.hls_models.isa.instructions import encode
+from fpgapipe.hw.hls_models.isa.program import encode
 from fpgapipe.hw.hls_models.model.cluster import run_cluster
 from fpgapipe.hw.hls_models.model.core import CoreModel
 from fpgapipe.lowering.memory.placed import Placed, page

@@ -24,7 +24,8 @@ from device_programs import (
 )
 from vector_cases import beyond, random_scalars
 
-from fpgapipe.hw.hls_models.isa.instructions import Engine, ErrorCode, Instruction, Opcode, encode
+from fpgapipe.hw.hls_models.isa.instructions import Engine, ErrorCode, Instruction, Opcode
+from fpgapipe.hw.hls_models.isa.program import encode
 from fpgapipe.hw.hls_models.isa.vector_fields import Format
 from fpgapipe.hw.hls_models.isa.vector_op import Source, VectorOp
 from fpgapipe.hw.hls_models.model.core import CoreError, CoreModel

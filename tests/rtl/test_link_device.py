@@ -14,8 +14,8 @@ from fpgapipe.hw.hls_models.isa.instructions import (
     ErrorCode,
     Instruction,
     Opcode,
-    encode,
 )
+from fpgapipe.hw.hls_models.isa.program import encode
 from fpgapipe.hw.hls_models.model.cluster import run_cluster
 from fpgapipe.hw.hls_models.model.core import CoreModel
 from fpgapipe.hw.hls_models.model.dma import transfer

@@ -35,7 +35,8 @@ from native_designs import (
     CopyEngine,
 )
 
-from fpgapipe.hw.hls_models.isa.instructions import Instruction, Opcode, encode
+from fpgapipe.hw.hls_models.isa.instructions import Instruction, Opcode
+from fpgapipe.hw.hls_models.isa.program import encode
 from fpgapipe.hw.hls_models.model.cluster import run_cluster
 from fpgapipe.hw.hls_models.model.core import CoreModel
 from fpgapipe.hw.hls_models.model.dma import transfer

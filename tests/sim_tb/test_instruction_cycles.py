@@ -7,7 +7,8 @@ import pytest
 
 from fpgapipe.host.backends.simulated_devices import SimulatedDevices
 from fpgapipe.hw.hls_models.cycles.core_cycles import MemorySpec, predict
-from fpgapipe.hw.hls_models.isa.instructions import Opcode, encode
+from fpgapipe.hw.hls_models.isa.instructions import Opcode
+from fpgapipe.hw.hls_models.isa.program import encode
 from fpgapipe.hw.hls_models.isa.vector_op import NUM_SCALARS
 from fpgapipe.hw.hls_models.numerics.element_format import FP32
 from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec, ScratchpadSpec, VectorSpec

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from fpgapipe.hw.hls_models.cycles.run_tables import Held, Port, Run
 from fpgapipe.hw.hls_models.cycles.simulation import simulate
 from fpgapipe.hw.hls_models.isa.instructions import Instruction
+from fpgapipe.hw.hls_models.isa.program import Program
 from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec
 
 MOST_LATENCY_CYCLES = 1 << 40
@@ -119,7 +120,8 @@ class CoreRun(Run):
         held: Held | None = None,
     ) -> None:
         rate, latency = memory.bytes_per_cycle, memory.latency_cycles
-        super().__init__(program, core, rate, latency, link_bytes_per_cycle, begins, ports, held)
+        columns = Program.of(program)
+        super().__init__(columns, core, rate, latency, link_bytes_per_cycle, begins, ports, held)
 
     def prediction(self) -> Prediction:
         """Return the result when there are no more events."""

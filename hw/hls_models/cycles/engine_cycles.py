@@ -8,7 +8,6 @@ from enum import IntEnum
 
 from fpgapipe.hw.hls_models.cycles.cycle_tables import State
 from fpgapipe.hw.hls_models.cycles.event_queue import SIGNAL, at, larger
-from fpgapipe.hw.hls_models.isa.instructions import Opcode, words_of
 from fpgapipe.two_speeds import compilable
 
 OFFER_CYCLES = 3
@@ -52,9 +51,6 @@ SUMMED_CYCLES = 10
 
 WRITTEN_CYCLES = 13
 """Cycles from the array's last sums to the end of a product whose results are written."""
-
-PROGRAM_WORDS = {opcode: words_of(opcode) for opcode in Opcode}
-"""Program words of an instruction, 64 bytes each, by opcode."""
 
 
 class Kind(IntEnum):

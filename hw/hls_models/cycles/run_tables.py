@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache, lru_cache
+from functools import lru_cache
 from typing import Any, TypeVar
 
 import numpy as np
@@ -33,7 +33,6 @@ from fpgapipe.hw.hls_models.cycles.cycle_tables import (
 )
 from fpgapipe.hw.hls_models.cycles.end_cycles import EndCycles, end_cycles
 from fpgapipe.hw.hls_models.cycles.engine_cycles import (
-    PROGRAM_WORDS,
     SUMMED_CYCLES,
     WRITTEN_CYCLES,
     Kind,
@@ -47,10 +46,9 @@ from fpgapipe.hw.hls_models.cycles.vector_cycles import meeting_cycles, vector_c
 from fpgapipe.hw.hls_models.isa.instructions import (
     LINK_OPCODES,
     WORD_BYTES,
-    Instruction,
     Opcode,
-    mask_of,
 )
+from fpgapipe.hw.hls_models.isa.program import Program
 from fpgapipe.hw.hls_models.isa.vector_op import VectorOp
 from fpgapipe.hw.hls_models.model.dma import burst_words, bursts
 from fpgapipe.hw.hls_models.model.link_dma import rows_of, send_words, words_of_packet
@@ -120,7 +118,7 @@ class Run:
 
     Parameters
     ----------
-    program : sequence of Instruction
+    program : Program
     core : CoreSpec
     bytes_per_cycle, latency_cycles : float
         Bandwidth and latency of the memory.
@@ -148,7 +146,7 @@ class Run:
         The first instruction of each queue that has not begun.
     """
 
-    program: Sequence[Instruction]
+    program: Program
     core: CoreSpec
     bytes_per_cycle: float
     latency_cycles: int
@@ -353,26 +351,29 @@ class Tables:
         self, run: Run, code: NDArray[Any], engines: Mapping[tuple[Opcode, int], tuple[Kind, int]]
     ) -> NDArray[np.int64]:
         """Fill in the times of instructions; return the number of each one's engine, or -1."""
-        opcodes = [instruction.opcode for instruction in run.program]
-        end = opcodes.index(Opcode.END) if Opcode.END in opcodes else len(opcodes)
+        ends = run.program.places_of(Opcode.END)
+        end = int(ends[0]) if ends.size else len(run.program)
         code["is_end"][end : end + 1] = 1
         own, program = code[:end], run.program[:end]
-        own["program_words"] = [PROGRAM_WORDS[opcode] for opcode in opcodes[:end]]
-        own["waits"] = [_mask(instruction.wait) for instruction in program]
-        own["signals"] = [_mask(instruction.signal) for instruction in program]
-        numbers = {key: number for number, key in enumerate(engines)}
+        own["program_words"] = program.words
+        own["waits"], own["signals"] = program.waits, program.signals
+        numbers = np.full((max(Opcode) + 1, 1 << 8), -1)
+        for number, key in enumerate(engines):
+            numbers[key] = number
         where = np.full(len(code), -1)
-        where[:end] = [numbers.get((each.opcode, each.engine), -1) for each in program]
+        where[:end] = numbers[program.opcodes, program.engines]
         for number, ((opcode, _), (kind, _)) in enumerate(engines.items()):
-            places = np.flatnonzero(where == number).tolist()
-            bodies = [program[at].body for at in places]
+            places = np.flatnonzero(where == number)
+            if not places.size:
+                continue
             if opcode is Opcode.GEMM:
-                own["product"][places] = _each(bodies, lambda body: self._product(body, run.core))
-            elif opcode is Opcode.VECTOR and bodies:
-                found = _each(bodies, lambda body: _vector(body, run.core))
-                own["takes"][places], own["lost"][places] = zip(*found, strict=True)
-            elif bodies and kind <= Kind.RECEIVE:
-                own["words"][places], own["bursts"][places] = _transfers(bodies, run.core)
+                found = _each(program, places, lambda body: (self._product(body, run.core),))
+                (own["product"][places],) = found
+            elif opcode is Opcode.VECTOR:
+                found = _each(program, places, lambda body: _vector(body, run.core))
+                own["takes"][places], own["lost"][places] = found
+            elif kind <= Kind.RECEIVE:
+                own["words"][places], own["bursts"][places] = _transfers(program, places, run.core)
         return where
 
     def _product(self, body: Mapping[str, Any], core: CoreSpec) -> int:
@@ -415,13 +416,13 @@ class Tables:
                 own[name] = getattr(ends, name)
             frames = [0] * NUM_CHANNELS
             for index in sorted(packets[link]):
-                instruction = run.program[index]
-                channel = instruction.body["channel"]
-                if instruction.opcode is Opcode.SEND:
-                    chunks = _frames(words_of_packet(instruction.body), ends.chunk_words)
+                body = run.program.body(index)
+                channel = body["channel"]
+                if run.program.opcodes[index] == Opcode.SEND:
+                    chunks = _frames(words_of_packet(body), ends.chunk_words)
                     self._sends.append(chunks)
                 else:
-                    chunks = _bursts(instruction.body, run.core, ends)
+                    chunks = _bursts(body, run.core, ends)
                     size = 1 + int(chunks["words"].sum())
                     chunks["frame"] += frames[channel]
                     frames[channel] += -(-size // ends.chunk_words)
@@ -431,31 +432,37 @@ class Tables:
         return table
 
 
-_mask = cache(mask_of)
+def _each(
+    program: Program,
+    places: NDArray[np.int64],
+    function: Callable[[Mapping[str, Any]], tuple[int, ...]],
+) -> NDArray[np.int64]:
+    """Apply a function to the bodies of some instructions, once to each.
 
-
-def _each(bodies: Sequence[Any], function: Callable[[Any], _T]) -> list[_T]:
-    """Apply a function to each body, once per object; equal bodies are mostly the same object."""
-    known: dict[int, _T] = {}
-    for body in bodies:
-        if id(body) not in known:
-            known[id(body)] = function(body)
-    return [known[id(body)] for body in bodies]
+    What it returns has a row for each number of the function's results.
+    """
+    numbers, which = np.unique(program.body_of[places], return_inverse=True)
+    found = [function(program.bodies[number]) for number in numbers.tolist()]
+    return np.array(found, np.int64)[which].T
 
 
 def _transfers(
-    bodies: Sequence[Mapping[str, int]], core: CoreSpec
+    program: Program, places: NDArray[np.int64], core: CoreSpec
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return the words and bursts of transfers, with the rules of `words_of_transfer`."""
-    columns = [[body[name] for body in bodies] for name in ("memory", "row_bytes")]
     block = max(core.burst_beats * core.bus_bytes, WORD_BYTES)
-    starts, size = np.array(columns, np.int64)
-    starts %= block
+    body_of = program.body_of[places]
+    memory, size, rows, _, planes, _ = program.bodies.rows[body_of].T
+    starts = (memory + program.numbers[places]) % block
     lasts = starts + size - 1
     words, bursts = (lasts // each - starts // each + 1 for each in (WORD_BYTES, block))
-    for at, body in enumerate(bodies):
-        if body["rows"] or body["planes"]:
-            words[at], bursts[at] = words_of_transfer(body, core)
+    several = np.flatnonzero(rows | planes)
+    pairs, which = np.unique(body_of[several] * block + starts[several], return_inverse=True)
+    found = [
+        words_of_transfer({**program.bodies[pair // block], "memory": pair % block}, core)
+        for pair in pairs.tolist()
+    ]
+    words[several], bursts[several] = np.array(found, np.int64).reshape(-1, 2)[which].T
     if not bursts.all():
         raise ValueError("a transfer must have at least 1 burst, not 0")
     return words, bursts

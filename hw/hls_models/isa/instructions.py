@@ -1,4 +1,4 @@
-"""Instructions of the training core and their encoding, shared by gateware, model and lowering.
+"""Instructions of the training core and their decoding, shared by gateware, model and lowering.
 
 A program is a sequence of words of 64 bytes in memory. An instruction takes one or more words and
 begins with a header. Numbers are little-endian, and fields are packed from the least significant
@@ -9,11 +9,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
 from functools import cache, lru_cache
-from typing import Any, ClassVar
+from typing import Any
 
 from fpgapipe.hw.hls_models.isa.fields import Field, Group
 from fpgapipe.hw.hls_models.isa.gemm_fields import GEMM
-from fpgapipe.hw.hls_models.isa.vector_fields import RANDOM_BITS, VECTOR
+from fpgapipe.hw.hls_models.isa.vector_fields import VECTOR
 
 WORD_BYTES = 64
 """Bytes of a program word, of a scratchpad word, and of a block of 32 BF16 elements."""
@@ -197,15 +197,7 @@ class Instruction:
     ------
     ValueError
         If a semaphore does not exist or is named twice, or END signals.
-
-    Attributes
-    ----------
-    origin : Instruction or None
-        For an instruction that differs from another by its memory address or by the random vectors
-        that it skips, that other one.
     """
-
-    origin: ClassVar["Instruction | None"] = None
 
     opcode: Opcode
     wait: tuple[int, ...] = ()
@@ -240,47 +232,6 @@ class Instruction:
         """Number of program words that the instruction takes."""
         return words_of(self.opcode)
 
-    def moved(self, distance: int) -> "Instruction":
-        """Return the instruction with its memory address moved by `distance` bytes."""
-        found = object.__new__(Instruction)
-        body = {**self.body, "memory": self.body["memory"] + distance}
-        # All other fields have been checked already, so the checks are skipped.
-        found.__dict__.update(self.__dict__, body=body, origin=self.origin or self)
-        return found
-
-    def skipping(self, vectors: int) -> "Instruction":
-        """Return the VECTOR instruction, which draws, so that it skips more random vectors."""
-        found = object.__new__(Instruction)
-        random = self.body["random"]
-        body = {**self.body, "random": {**random, "first": random["first"] + vectors}}
-        found.__dict__.update(self.__dict__, body=body, origin=self.origin or self)
-        return found
-
-    def with_semaphores(self, wait: int | None = None, signal: int | None = None) -> "Instruction":
-        """Return the instruction with a further semaphore to wait for, or to signal."""
-        found = object.__new__(Instruction)
-        found.__dict__.update(self.__dict__)
-        for name, number in (("wait", wait), ("signal", signal)):
-            if number is not None:
-                assert number not in getattr(self, name), "a semaphore is named once"
-                found.__dict__[name] = tuple(sorted((*getattr(self, name), number)))
-        return found
-
-    def encode(self) -> bytes:
-        """Return the words of the instruction.
-
-        Raises
-        ------
-        ValueError
-            If a field is missing or unknown, or a number does not fit its field.
-        """
-        return self._encode(BODIES[self.opcode].pack(self.body))
-
-    def _encode(self, body: int) -> bytes:
-        header = _packed_header(self.opcode, self.wait, self.signal, self.engine)
-        packed = header | body << HEADER.bits
-        return packed.to_bytes(self.words * WORD_BYTES, "little")
-
     def __str__(self) -> str:
         """Return the instruction as one line of text, without fields that are 0."""
         engine = "" if has_one_engine(self.opcode) else f"[{self.engine}]"
@@ -290,48 +241,6 @@ class Instruction:
                 parts.append(f"{name} {','.join(map(str, semaphores))}")
         parts += [f"{name}={value}" for name, value in _flat(self.body) if value]
         return "  ".join(parts)
-
-
-@lru_cache(maxsize=1 << 12)
-def _packed_header(
-    opcode: Opcode, wait: tuple[int, ...], signal: tuple[int, ...], engine: int
-) -> int:
-    return HEADER.pack(
-        {
-            "opcode": opcode,
-            "words": words_of(opcode),
-            "wait": mask_of(wait),
-            "signal": mask_of(signal),
-            "engine": engine,
-            "reserved": 0,
-        }
-    )
-
-
-@lru_cache(maxsize=1 << 16)
-def _packed_transfer(opcode: Opcode, fields: tuple[tuple[str, Any], ...]) -> int:
-    """Body of a LOAD or STORE at address 0, of which a program has many."""
-    return BODIES[opcode].pack({"memory": 0, **dict(fields)})
-
-
-_NUMBERS = {
-    Opcode.LOAD: (TRANSFER.shift_of("memory"), _MEMORY_BITS),
-    Opcode.STORE: (TRANSFER.shift_of("memory"), _MEMORY_BITS),
-    Opcode.VECTOR: (VECTOR.shift_of("random", "first"), RANDOM_BITS),
-}
-"""First bit and number of bits of what an instruction and its origin differ by."""
-
-
-def _number_of(body: Mapping[str, Any]) -> int:
-    """What an instruction and its origin differ by."""
-    number: int = body["memory"] if "memory" in body else body["random"]["first"]
-    return number
-
-
-def _packed_without_number(origin: Instruction) -> int:
-    body = origin.body
-    none = {"memory": 0} if "memory" in body else {"random": {**body["random"], "first": 0}}
-    return BODIES[origin.opcode].pack({**body, **none})
 
 
 def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, int]]:
@@ -379,56 +288,6 @@ def mask_of(semaphores: Iterable[int]) -> int:
 def semaphores_of(mask: int) -> tuple[int, ...]:
     """Inverse of `mask_of`."""
     return tuple(number for number in range(NUM_SEMAPHORES) if mask >> number & 1)
-
-
-def program_bytes(instructions: Iterable[Instruction]) -> int:
-    """Bytes of a program."""
-    return sum(instruction.words for instruction in instructions) * WORD_BYTES
-
-
-def encode(instructions: Iterable[Instruction]) -> bytes:
-    """Encode a program.
-
-    Raises
-    ------
-    ProgramError
-        If a field is missing or unknown, or a number does not fit its field.
-    """
-    program = bytearray()
-    # Packed bodies of GEMM and VECTOR instructions, by the identity of the body; and those of other
-    # instructions' origins, without the number by which these differ.
-    packed: dict[int, tuple[Mapping[str, Any], int]] = {}
-    origins: dict[int, tuple[Instruction, int]] = {}
-    for index, instruction in enumerate(instructions):
-        body = instruction.body
-        try:
-            origin = instruction.origin
-            if origin is not None and instruction.opcode in _NUMBERS:
-                shift, bits = _NUMBERS[instruction.opcode]
-                if id(origin) not in origins:
-                    origins[id(origin)] = origin, _packed_without_number(origin)
-                number = _number_of(body)
-                if 0 <= number < 1 << bits:
-                    program += instruction._encode(origins[id(origin)][1] | number << shift)
-                    continue
-            if instruction.opcode not in (Opcode.GEMM, Opcode.VECTOR):
-                rest = tuple(item for item in body.items() if item[0] != "memory")
-                memory = body.get("memory", -1)
-                if instruction.opcode in _MOVES and 0 <= memory < 1 << _MEMORY_BITS:
-                    # The address is the lowest field.
-                    program += instruction._encode(
-                        _packed_transfer(instruction.opcode, rest) | memory
-                    )
-                else:
-                    program += instruction.encode()
-                continue
-            # Bodies are large, and many instructions share one.
-            if id(body) not in packed:
-                packed[id(body)] = body, BODIES[instruction.opcode].pack(body)
-            program += instruction._encode(packed[id(body)][1])
-        except ValueError as error:
-            raise ProgramError(index, ErrorCode.BAD_FIELD, str(error)) from error
-    return bytes(program)
 
 
 def decode(
