@@ -49,6 +49,46 @@ def machine_code(function: _F) -> _F:
     return found
 
 
+def run(function: Callable[..., Any], *tables: Any, compiles: bool) -> Any:
+    """Run a compilable function, as machine code or as plain Python, and return what it returns.
+
+    All that it calls is in its own module, so that numba's cache sees every change.
+
+    Parameters
+    ----------
+    function : callable
+        Compilable function.
+    *tables
+        Its arguments: numbers, arrays, and named tuples of arrays. What it writes is in the arrays
+        afterwards.
+    compiles : bool
+        Whether it runs as machine code.
+    """
+    if compiles:
+        return machine_code(function)(*tables)
+    plain = [_plain(each) for each in tables]
+    found = function(*plain)
+    for table, values in zip(tables, plain, strict=True):
+        _copy(values, table)
+    return found
+
+
+def _plain(table: Any) -> Any:
+    """Return lists in place of arrays."""
+    if isinstance(table, tuple):
+        return type(table)(*map(_plain, table))
+    return table.tolist() if hasattr(table, "tolist") else table
+
+
+def _copy(values: Any, table: Any) -> None:
+    """Write lists to the arrays that they come from."""
+    if isinstance(table, tuple):
+        for value, each in zip(values, table, strict=True):
+            _copy(value, each)
+    elif isinstance(values, list):
+        table[:] = values
+
+
 def _namespace(module: str) -> dict[str, Any]:
     if module in _NAMESPACES:
         return _NAMESPACES[module]

@@ -16,28 +16,28 @@ estimates of their run times. A group that needs the results of another one wait
 """
 
 from collections import ChainMap, Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fpgapipe.hw.hls_models.isa.instructions import (
     NUM_SEMAPHORES,
     Instruction,
     Opcode,
-    Span,
     semaphores_of_core,
 )
-from fpgapipe.hw.hls_models.isa.program import Program
+from fpgapipe.hw.hls_models.isa.program import WRITES, Program
 from fpgapipe.hw.hls_models.model.sequencer import SequencerSpec
 from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec
 from fpgapipe.lowering.kernels.products import ProductKernel
 from fpgapipe.lowering.memory.placed import Placed
-from fpgapipe.lowering.program.group import Group, Groups, as_list
-from fpgapipe.lowering.program.hazards import Hazards, TooManyPairs
-from fpgapipe.lowering.program.last_writer import LastWriters
-from fpgapipe.lowering.program.long_order import LongOrder, is_long
+from fpgapipe.lowering.program import order
+from fpgapipe.lowering.program.group import Groups
+from fpgapipe.lowering.program.hazards import is_long, new_table, waits_of
 from fpgapipe.lowering.tiling.kernel import Kernel, Region, Track, VectorKernel
+from fpgapipe.two_speeds import run
 
 TURNAROUND_CYCLES = 300
 """Estimate of the cycles from the end of a group to the start of one that reads its results."""
@@ -109,78 +109,75 @@ def assemble(
     before = _kernels_before(kernels)
     last = len(kernels) if ordered_from is None else ordered_from
     num_free = int(np.searchsorted(groups.kernel, last))
-    tasks = tasks or [0] * len(kernels)
-    order = np.arange(len(groups))
-    waits = None
-    if core is not None and num_free and is_long(groups):
-        long = LongOrder(groups, num_free, tasks, _asked_in(groups, num_free, tasks))
-        order[:num_free] = long.merged(groups.cycles(core)[:num_free], TURNAROUND_CYCLES)
-        waits = long.waits(order, before, limit)
-    elif core is not None and num_free:
-        free = as_list(groups, core, num_free)
-        _find_order(free, tasks, _asked_in(groups, num_free, tasks))
-        order[:num_free] = [group.number for group in _merged(free)]
-    program = groups.program.taken(groups.places(order))
-    kernel_of = np.repeat(groups.kernel[order], groups.sizes[order]).tolist()
-    if waits is None:
-        try:
-            waits = Hazards(program, kernel_of, before, limit).waits()
-        except TooManyPairs:
-            waits = Hazards(program, kernel_of, before, limit, reduces=True).waits()
-    return Assembled(Program.joined([program.waiting(waits), END]), kernel_of)
+    sequence = np.arange(len(groups))
+    if core is not None and num_free:
+        sequence[:num_free] = _merged(groups, num_free, tasks or [0] * len(kernels), core)
+    program = groups.program.taken(groups.places(sequence))
+    kernel_of = np.repeat(groups.kernel[sequence], groups.sizes[sequence])
+    waits = waits_of(program, kernel_of, before, limit)
+    return Assembled(Program.joined([program.waiting(waits), END]), kernel_of.tolist())
 
 
-def _find_order(
-    order: Sequence[Group], tasks: Sequence[int], asked_in: Mapping[tuple[int, Track], int]
-) -> None:
-    """Record for each group how many groups of each other track have to come before it.
+def _merged(
+    groups: Groups, num_free: int, tasks: Sequence[int], core: CoreSpec
+) -> NDArray[np.int64]:
+    """Numbers of the first groups, ordered by the estimated time at which they can begin."""
+    program = groups.program
+    kernel = groups.kernel[:num_free]
+    of_kernel = groups.tracks[: int(kernel[-1]) + 1]
+    tracks = sorted(set(of_kernel))
+    number = {track: index for index, track in enumerate(tracks)}
+    known = {task: index for index, task in enumerate(sorted(set(tasks)))}
+    asked_in = _asked_in(groups, num_free, tasks)
+    own = list(zip(tasks, of_kernel, strict=False))
+    task = np.array([known[each] for each, _ in own], np.int64)
+    asked = np.array([known[asked_in.get(each, each[0])] for each in own], np.int64)
+    begin, end = program.spans
+    moves = np.flatnonzero(begin[: groups.begins[num_free]] >= 0)
+    begin, end = begin[moves], end[moves]
+    stores = np.isin(program.opcodes[moves], list(WRITES))
+    found = order.Groups(
+        np.array([number[track] for track in of_kernel], np.int64)[kernel],
+        kernel,
+        task[kernel],
+        asked[kernel],
+        groups.is_first[:num_free],
+        groups.cycles(core)[:num_free],
+        np.searchsorted(moves, groups.begins[: num_free + 1]).astype(np.int64),
+        begin,
+        end,
+        stores,
+        np.array([track.is_link for track in tracks], np.bool_),
+        np.array([number.get(track.engine, number[track]) for track in tracks], np.int64),
+    )
+    count = len(tracks)
+    reads, writes = (new_table(count, begin[which], end[which], end) for which in (~stores, stores))
+    before = order.Before(
+        after=_zeros(num_free * count),
+        count=_zeros(count),
+        kernel_end=_zeros(len(groups.tracks)),
+        kernel_of=_zeros(count * (num_free + 1)),
+        counts=np.full(len(known) * count, -1, np.int64),
+    )
+    compiles = is_long(program)
+    run(order.find_order, found, reads, writes, before, compiles=compiles)
+    merge = order.Merge(
+        order=_zeros(num_free),
+        numbers=_zeros(count * num_free),
+        ends=_zeros(num_free),
+        counts=_zeros(count),
+        done=_zeros(count),
+        free=_zeros(count),
+        engine_free=_zeros(count),
+    )
+    done = run(order.merge, found, before.after, TURNAROUND_CYCLES, merge, compiles=compiles)
+    assert done == num_free, "kernels must come in an order in which they can run"
+    result: NDArray[np.int64] = merge.order
+    return result
 
-    If a group overwrites bytes that a group of another track reads or writes, its whole kernel
-    comes after that group. All loads and stores of the kernel then come after those of the other
-    group. If the overwriting group is a transfer, it comes after the whole other kernel.
 
-    A group that reads data received from another device comes after all groups of earlier tasks.
-    Loads keep their order, so a load that waits for another device must hold up neither the work
-    that the other device is waiting for nor work that could be done in the meantime.
-    """
-    tracks = sorted({group.track for group in order})
-    reads, writes = ({track: LastWriters() for track in tracks} for _ in range(2))
-    count = dict.fromkeys(tracks, 0)
-    kernel_end: dict[tuple[Track, int], int] = {}  # number of groups up to the end of a kernel
-    counts_of_task: dict[int, dict[Track, int]] = {}  # number of groups when a task begins
-    kernel_of: dict[tuple[Track, int], int] = {}
-    first = order[0]
-    for group in order:
-        if group.first:
-            first = group
-        counts_of_task.setdefault(tasks[group.kernel], dict(count))
-        loads, stores = group.reads, group.writes
-        is_received = group.track.is_link and bool(stores)
-        for other in tracks:
-            if other is group.track:
-                continue
-            needed = _last(writes[other], loads)
-            if needed:
-                group.comes_after(other, needed)
-            if needed and other.is_link:
-                for track, before in counts_of_task[tasks[group.kernel]].items():
-                    if track is not group.track:
-                        group.comes_after(track, before)
-            overwritten = max(_last(reads[other], stores), _last(writes[other], stores))
-            if overwritten and is_received:
-                overwritten = kernel_end[other, kernel_of[other, overwritten]]
-            if overwritten:
-                first.comes_after(other, overwritten)
-            if is_received:
-                begin = counts_of_task[asked_in[tasks[group.kernel], group.track]]
-                group.comes_after(other, begin[other])
-        count[group.track] += 1
-        at = count[group.track]
-        kernel_end[group.track, group.kernel] = at
-        kernel_of[group.track, at] = group.kernel
-        for known, spans in ((reads, loads), (writes, stores)):
-            for span in spans:
-                known[group.track].add(span, at)
+def _zeros(size: int) -> NDArray[np.int64]:
+    return np.zeros(size, np.int64)
 
 
 def _asked_in(groups: Groups, count: int, tasks: Sequence[int]) -> dict[tuple[int, Track], int]:
@@ -202,47 +199,6 @@ def _asked_in(groups: Groups, count: int, tasks: Sequence[int]) -> dict[tuple[in
         fits = sizes[task, track] + sizes[earlier, track] <= SequencerSpec().receive_words
         found[task, track] = earlier if fits else task
     return found
-
-
-def _last(last_writers: LastWriters, spans: Sequence[Span]) -> int:
-    """Number, from 1, of the last group that accesses one of the spans; 0 if none does."""
-    found = 0
-    for span in spans:
-        found = max(found, last_writers.last(span) or 0)
-    return found
-
-
-def _merged(order: Sequence[Group]) -> Iterator[Group]:
-    """Yield the groups of all tracks, ordered by the estimated time at which they can begin."""
-    waiting: dict[Track, list[Group]] = {track: [] for track in sorted({g.track for g in order})}
-    for group in order:
-        waiting[group.track].append(group)
-    free = dict.fromkeys(waiting, 0)
-    engine_free = dict.fromkeys(Track, 0)
-    done: dict[Track, list[int]] = {track: [] for track in waiting}
-    for _ in order:
-        best: tuple[int, Track] | None = None
-        for track, groups in waiting.items():
-            index = len(done[track])
-            if index == len(groups):
-                continue
-            group = groups[index]
-            begin = free[track] + (TURNAROUND_CYCLES if group.first else 0)
-            begin = max(begin, engine_free[track.engine])
-            for other, number in group.after.items():
-                if number > len(done[other]):
-                    break
-                if number:
-                    begin = max(begin, done[other][number - 1] + TURNAROUND_CYCLES)
-            else:
-                if best is None or (begin, track) < best:
-                    best = begin, track
-        assert best is not None, "kernels must come in an order in which they can run"
-        begin, track = best
-        group = waiting[track][len(done[track])]
-        free[track] = engine_free[track.engine] = begin + group.cycles
-        done[track].append(free[track])
-        yield group
 
 
 def _kernels_before(kernels: Sequence[Kernel]) -> list[int | None]:

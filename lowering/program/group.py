@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
@@ -12,7 +12,7 @@ import numpy as np
 from fpgapipe.hw.hls_models.cycles.instruction_cycles import gemm_timing, once_for_each_body
 from fpgapipe.hw.hls_models.cycles.vector_cycles import vector_cycles
 from fpgapipe.hw.hls_models.isa.instructions import LINK_OPCODES, Opcode
-from fpgapipe.hw.hls_models.isa.program import WRITES, Program
+from fpgapipe.hw.hls_models.isa.program import Program
 from fpgapipe.hw.hls_models.isa.vector_op import VectorOp
 
 if TYPE_CHECKING:
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from fpgapipe.hw.hls_models.isa.instructions import Span
     from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec
     from fpgapipe.lowering.tiling.kernel import Track
 
@@ -88,56 +87,6 @@ class Groups:
         # Each group's first instruction, less the number of instructions before it, and a count.
         found = np.repeat(self.begins[order] - (np.cumsum(sizes) - sizes), sizes)
         return found + np.arange(len(found))
-
-
-@dataclass
-class Group:
-    """Consecutive instructions of a kernel that are scheduled together.
-
-    Attributes
-    ----------
-    number : int
-        Number among the groups of the program.
-    kernel : int
-    track : Track
-    first : bool
-        Whether it is the first group of its kernel.
-    cycles : int
-        Estimated cycles.
-    reads, writes : list of Span
-        Memory that its instructions read, and that they write.
-    after : dict of Track to int
-        Number of groups of each other track that must come before this group.
-    """
-
-    number: int
-    kernel: int
-    track: Track
-    first: bool
-    cycles: int
-    reads: list[Span]
-    writes: list[Span]
-    after: dict[Track, int] = field(default_factory=dict)
-
-    def comes_after(self, track: Track, number: int) -> None:
-        """Require that at least `number` groups of a track come before this group."""
-        self.after[track] = max(self.after.get(track, 0), number)
-
-
-def as_list(groups: Groups, core: CoreSpec, count: int) -> list[Group]:
-    """The first groups, one by one."""
-    begins, ends = (each.tolist() for each in groups.program.spans)
-    opcodes = groups.program.opcodes.tolist()
-    cycles, is_first = groups.cycles(core).tolist(), groups.is_first.tolist()
-    found = []
-    for number, kernel in enumerate(groups.kernel[:count].tolist()):
-        spans: tuple[list[Span], list[Span]] = ([], [])
-        for at in range(*groups.begins[number : number + 2].tolist()):
-            if begins[at] >= 0:
-                spans[opcodes[at] in WRITES].append((begins[at], ends[at]))
-        track = groups.tracks[kernel]
-        found.append(Group(number, kernel, track, is_first[number], cycles[number], *spans))
-    return found
 
 
 def _sums(values: Numbers, begins: Numbers) -> Numbers:

@@ -14,8 +14,8 @@ from fpgapipe.host.backends.simulator import SimulatorBackend
 from fpgapipe.hw.hls_models.cycles.core_cycles import MemorySpec
 from fpgapipe.hw.hls_models.isa.instructions import Opcode, semaphores_of_core
 from fpgapipe.lowering.lower import build_pipeline
-from fpgapipe.lowering.program import assemble
-from fpgapipe.lowering.program.hazards import STORED, Hazards
+from fpgapipe.lowering.program import assemble, hazards
+from fpgapipe.lowering.program.hazards import STORED
 from fpgapipe.lowering.units.step_options import scalar_bits
 from fpgapipe.network.initial_values import initial_parameters
 from fpgapipe.partition.schedule.schedule_kinds import make_schedule
@@ -57,13 +57,17 @@ def test_a_core_of_one_engine_has_enough(graph, kind, monkeypatch):
     """
     if kind == "pipedream" and graph.name == "language":
         return  # no programs add up gradients where weights are updated late
-    monkeypatch.setattr(assemble, "Hazards", partial(never_reduced, Hazards))
+    monkeypatch.setattr(hazards, "_waits", partial(never_reduced, hazards._waits))
     assert num_semaphores(built(graph, kind)) <= semaphores_of_core(2, 1)
 
 
-def never_reduced(kind, *given, reduces=False):
+def never_reduced(find, *given, reduces):
     assert not reduces
-    return kind(*given)
+    return find(*given, reduces=False)
+
+
+def always_reduced(find, *given, reduces):
+    return find(*given, reduces=True)
 
 
 def test_all_pairs_of_engines_have_a_semaphore():
@@ -112,7 +116,7 @@ def test_what_others_imply_is_not_needed(kind, devices, expected, monkeypatch):
     """Also where there are enough semaphores, no engine reads too early or overwrites too much."""
     graph = network()
     whole = built(graph, kind, devices)
-    monkeypatch.setattr(assemble, "Hazards", partial(Hazards, reduces=True))
+    monkeypatch.setattr(hazards, "_waits", partial(always_reduced, hazards._waits))
     reduced = built(graph, kind, devices)
     assert waits(reduced) < waits(whole)
     found, left = ran(reduced, "stores late" if devices == 2 else "any")

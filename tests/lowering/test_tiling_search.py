@@ -19,7 +19,6 @@ from fpgapipe.lowering.products.conv_passes import operations
 from fpgapipe.lowering.products.emit import emit, rings_of
 from fpgapipe.lowering.products.tiled_product import tile_product
 from fpgapipe.lowering.products.tiling_search import TilingSearch
-from fpgapipe.lowering.program.last_writer import LastWriters
 from fpgapipe.lowering.tiling.kernel import (
     Buffer,
     Move,
@@ -120,32 +119,6 @@ def test_zero_and_minus_zero_are_different_constants():
 
     assert program(0.0) != program(-0.0)
     assert program(-0.0) == program(-0.0)
-
-
-@pytest.mark.parametrize("size", [1 << 14, 1 << 21, 1 << 27])
-def test_what_was_touched_last(size):
-    rng = random.Random(size)
-    touched = LastWriters()
-    known = []
-    for number in range(300):
-        begin = rng.choice([rng.randrange(size), (1 << 24) - 1])  # across buckets, too
-        span = begin, begin + 1 + int(2 ** rng.uniform(0, 25))
-        expected = [n for low, high, n in known if low < span[1] and span[0] < high]
-        assert touched.last(span) == max(expected, default=None)
-        odd = [n for n in expected if n % 2]
-        assert touched.last(span, lambda n: n % 2 == 1) == max(odd, default=None)
-        if number % 3:
-            touched.add(span, number // 4)
-            known.append((*span, number // 4))
-
-
-def test_what_was_touched_across_buckets():
-    touched = LastWriters()
-    edge = 1 << 24
-    touched.add((edge - 64, edge + 64), 5)
-    assert touched.last((edge - 1, edge)) == 5
-    assert touched.last((edge, edge + 1)) == 5
-    assert touched.last((edge + 64, edge + 65)) is None
 
 
 def test_two_blocks_of_a_reduction_are_cut_where_a_scratchpad_needs_it():
