@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from fpgapipe.errors import UserError
 from fpgapipe.network.operators import Gemm, Operator, ParameterSpec, Pass
 from fpgapipe.network.operators.tensors import ShapeError, Tensor
+from fpgapipe.network.source_state import SourceState
 
 if TYPE_CHECKING:
     import networkx as nx
@@ -171,6 +172,8 @@ class Graph:
     aliases : mapping of str to str
         Further names that parameters have in the source (tied weights, modules used several times),
         with the name in the network.
+    state : SourceState
+        All that the source keeps by name, also what no layer has.
     """
 
     name: str
@@ -182,6 +185,7 @@ class Graph:
     source: object = field(default=None, compare=False, repr=False)
     auxiliary: tuple[str, ...] = ()
     aliases: Mapping[str, str] = field(default_factory=dict)
+    state: SourceState = field(default_factory=SourceState)
 
     def by_every_name(self, values: Mapping[str, Value]) -> dict[str, Value]:
         """Values of parameters under all the names that these have in the source."""

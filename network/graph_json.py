@@ -1,7 +1,7 @@
 """Networks written to JSON and read from it.
 
 A layer is stored as its operator (the name of the class and its attributes), the names of its
-inputs, and the names of its parameters. Shapes follow from these. Initial values are not stored.
+inputs, and the names of its parameters. Shapes follow from these. Values are not stored.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from fpgapipe.network.graph import Graph, GraphBuilder, NetworkError
 from fpgapipe.network.operators import Operator
 from fpgapipe.network.operators.others import operator_class
 from fpgapipe.network.operators.tensors import Tensor
+from fpgapipe.network.source_state import SourceState
 
 GRAPH_VERSION = 1
 
@@ -37,6 +38,11 @@ class _Layer(_Part):
     orders: dict[str, Annotated[tuple[int, ...], Field(strict=False)]] = Field({})
 
 
+class _State(_Part):
+    names: tuple[str, ...] = Field(strict=False)
+    folded: tuple[str, ...] = Field(strict=False)
+
+
 class _Network(_Part):
     version: int
     name: str
@@ -46,6 +52,7 @@ class _Network(_Part):
     outputs: tuple[str, ...] = Field(strict=False)
     auxiliary: tuple[str, ...] = Field((), strict=False)
     aliases: dict[str, str] = Field({})
+    state: _State | None = None
 
 
 def to_json(graph: Graph) -> str:
@@ -78,8 +85,11 @@ def to_json(graph: Graph) -> str:
         outputs=graph.outputs,
         auxiliary=graph.auxiliary,
         aliases=dict(graph.aliases),
+        state=_State(names=graph.state.names, folded=graph.state.folded),
     )
-    return network.model_dump_json(indent=1) + "\n"
+    # Networks whose sources have no state keep the bytes that they always had.
+    left_out = None if graph.state.names else {"state"}
+    return network.model_dump_json(indent=1, exclude=left_out) + "\n"
 
 
 def from_json(text: str) -> Graph:
@@ -115,7 +125,9 @@ def from_json(text: str) -> Graph:
     for alias, name in network.aliases.items():
         if name not in names or alias in names:
             raise NetworkError(f"network {network.name}: {alias!r} is no further name of {name!r}")
-    return replace(graph, aliases=network.aliases)
+    state = network.state
+    kept = SourceState(state.names, state.folded) if state else SourceState()
+    return replace(graph, aliases=network.aliases, state=kept)
 
 
 def _operator(layer: _Layer) -> Operator:

@@ -8,6 +8,7 @@ bytes. A run adds a folder of its own, which the manifest does not list.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import errno
 import fcntl
 import functools
@@ -43,12 +44,14 @@ from fpgapipe.host.build.build_parts import (
     NETWORK,
     OPTIONS,
     PLAN,
+    UNREAD,
     Design,
     initial_values,
     limit_of,
     needed,
 )
 from fpgapipe.host.build.device_file import read_device
+from fpgapipe.host.data.npz_file import NpzFile, npz_bytes
 from fpgapipe.host.terminal.outputs import MANIFEST as MANIFEST
 from fpgapipe.host.terminal.outputs import RUN as RUN
 from fpgapipe.host.terminal.outputs import how_to_build
@@ -115,9 +118,15 @@ class Build:
     def graph(self) -> Graph:
         """The network for one micro-batch."""
         try:
-            return graph_json.from_json(read_text(self.folder / NETWORK, MAX_BYTES[NETWORK]))
+            graph = graph_json.from_json(read_text(self.folder / NETWORK, MAX_BYTES[NETWORK]))
         except NetworkError as error:
             raise FileError(self.folder / NETWORK, [str(error)]) from None
+        if not (self.folder / UNREAD).exists():
+            return graph
+        with NpzFile(self.folder / UNREAD) as archive:
+            unread = {name: archive.array(name) for name in sorted(archive.names)}
+        state = dataclasses.replace(graph.state, unread=unread)
+        return dataclasses.replace(graph, state=state)
 
     @functools.cached_property
     def _devices(self) -> list[tuple[DeviceProgram, dict[str, NDArray[np.float32]]]]:
@@ -297,6 +306,8 @@ def write_build(
         design = Design(plan, graph, cluster, options, seed)
         parameters = initial_values(graph, seed)
         texts = dict(design.described())
+        if graph.state.unread:
+            texts[UNREAD] = npz_bytes(graph.state.unread)
         if hardware:
             assert verilog is not None, "hardware was begun"
             on_part(HARDWARE)
@@ -465,7 +476,7 @@ def open_build(folder: Path | str) -> Build:
     folder = Path(folder)
     data, manifest = _read_manifest(folder)
     files = manifest.files
-    inputs = (PLAN, NETWORK, CLUSTER)
+    inputs = (PLAN, NETWORK, CLUSTER, *([UNREAD] if UNREAD in files else []))
     _refuse_damage(folder, [f"{MANIFEST} without {name}" for name in inputs if name not in files])
     _refuse_damage(folder, _damaged(folder, {name: files[name] for name in inputs}))
     with in_doubt(folder):
@@ -474,7 +485,7 @@ def open_build(folder: Path | str) -> Build:
             cluster = CLUSTERS.validate_json(read_bytes(folder / CLUSTER, MAX_BYTES[CLUSTER]))
         except ValidationError:
             raise FileError(folder / CLUSTER, ["is no cluster of a build"]) from None
-        names = needed(plan, hardware=manifest.hardware)
+        names = needed(plan, hardware=manifest.hardware, unread=UNREAD in files)
         missing = sorted(names - files.keys())
         _refuse_damage(folder, [f"{MANIFEST} without {name}" for name in missing])
         _refuse_damage(folder, [f"{MANIFEST} with {name}" for name in sorted(files.keys() - names)])

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from fpgapipe.partition.plan import Plan
 
 PLAN, NETWORK, CLUSTER, README = "plan.json", "network.json", "cluster.json", "README.md"
+UNREAD = "unread.npz"
 HARDWARE, DEVICES = "hardware", "devices"
 
 MAX_BYTES = {
@@ -44,6 +45,7 @@ MAX_BYTES = {
     PROGRAM: 1 << 30,
     ".bin": 1 << 36,
     ".md": 1 << 20,
+    UNREAD: 1 << 32,
 }
 """Most bytes of a file with this name, or else with this suffix; a larger one is not read."""
 
@@ -59,7 +61,7 @@ _README = """\
 |---|---|
 | `plan.json` | which device computes which layers, on which core, and how long that should take |
 | `network.json` | the network for one micro-batch: layers, shapes, names of parameters |
-| `cluster.json` | the devices and the links between them |
+| `cluster.json` | the devices and the links between them |{unread}
 | `hardware/*.v` | Verilog of each core, top `top`; equal cores share one; none with --no-hardware |
 | `hardware/*.json` | what the core takes of its board, by block, and the limits of board and dies |
 | `devices/N/device.json` | core, memory map, kernels, tasks and register settings of stage N |
@@ -144,7 +146,7 @@ class Design:
             pairs = zip(devices, self.cores, strict=True)
             boards = [device for device, each in pairs if each == core]
             yield f"{HARDWARE}/{core_name(core)}.json", resources_json(core, boards).encode()
-        yield README, _readme(plan, self.cores).encode()
+        yield README, _readme(plan, self.cores, unread=bool(self.graph.state.unread)).encode()
 
     def lowered(
         self, pipeline: PipelineProgram, parameters: Mapping[str, NDArray[np.float32]]
@@ -170,12 +172,22 @@ def limit_of(name: str) -> int:
     return MAX_BYTES.get(path.name) or MAX_BYTES.get(path.suffix, 0)
 
 
-def needed(plan: Plan, *, hardware: bool) -> set[str]:
-    """Names of all files that a build has, but for the manifest; with Verilog or without."""
+def needed(plan: Plan, *, hardware: bool, unread: bool) -> set[str]:
+    """Names of all files that a build has, but for the manifest.
+
+    Parameters
+    ----------
+    plan : Plan
+    hardware : bool
+        Whether it has Verilog.
+    unread : bool
+        Whether the network's source keeps tensors that no layer has.
+    """
     cores = {f"{HARDWARE}/{core_name(core)}" for core in core_specs(plan)}
     ends = ("v", "json") if hardware else ("json",)
     return (
         {PLAN, NETWORK, CLUSTER, README}
+        | ({UNREAD} if unread else set())
         | {f"{core}.{end}" for core in cores for end in ends}
         | {
             f"{DEVICES}/{index}/{name}"
@@ -194,7 +206,7 @@ def initial_values(graph: Graph, seed: int) -> dict[str, NDArray[np.float32]]:
     return values | own
 
 
-def _readme(plan: Plan, cores: list[CoreSpec]) -> str:
+def _readme(plan: Plan, cores: list[CoreSpec], *, unread: bool) -> str:
     used: dict[str, list[str]] = {}
     for stage, node, core in zip(plan.stage_numbers, plan.nodes, cores, strict=True):
         used.setdefault(core_name(core), []).append(f"stage {stage} on {node.device}")
@@ -209,5 +221,8 @@ def _readme(plan: Plan, cores: list[CoreSpec]) -> str:
         count=plan.num_microbatches,
         microbatch=plan.microbatch,
         schedule=plan.order_name,
+        unread="\n| `unread.npz` | counters, and what else the module keeps and no layer has |"
+        if unread
+        else "",
         cores="\n".join(f"* `{HARDWARE}/{name}.v`: {', '.join(of)}" for name, of in used.items()),
     )

@@ -1,7 +1,8 @@
-"""Reads files of numpy arrays without trusting them: no pickles, no memory before a check."""
+"""Files of numpy arrays, read without trusting them: no pickles, no memory before a check."""
 
 from __future__ import annotations
 
+import io
 import lzma
 import struct
 import tokenize
@@ -18,6 +19,7 @@ from fpgapipe.errors import FileError
 from fpgapipe.files import open_file
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from io import BufferedReader
     from pathlib import Path
 
@@ -45,6 +47,17 @@ DAMAGED = (
     zlib.error,
 )
 """Exceptions that reading a damaged file may raise."""
+
+
+def npz_bytes(arrays: Mapping[str, NDArray[Any]]) -> bytes:
+    """Contents of a ``.npz`` file; equal arrays give equal bytes."""
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w", allowZip64=True) as archive:
+        for name, value in arrays.items():
+            member = zipfile.ZipInfo(f"{name}.npy")  # always of the same date
+            with archive.open(member, "w", force_zip64=True) as entry:
+                npy.write_array(entry, np.asanyarray(value), version=(1, 0), allow_pickle=False)
+    return file.getvalue()
 
 
 class NpzFile(Closing):

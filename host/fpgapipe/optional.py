@@ -12,6 +12,8 @@ EXTRAS = {
     "litex": "litex",
     "onnx": "onnx",
     "onnxruntime": "onnxruntime",
+    "onnxscript": "export",
+    "safetensors": "export",
     "torch": "torch",
     "highspy": "solver",
     "numba": "fast",

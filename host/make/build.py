@@ -223,7 +223,7 @@ def build(
     seed : int
         Seed of the random initial parameters.
     parameters : str, optional
-        A ``.npz`` file or a checkpoint with parameters to begin with.
+        A checkpoint, or a file of tensors as `export` writes it, with parameters to begin with.
     int8 : str, optional
         Samples, as for `load_data`, from which an INT8 network for inference has its scales.
     int8_percentile : float

@@ -12,7 +12,7 @@ from typing import Any
 from fpgapipe.errors import UserError
 from fpgapipe.host.backends.calibration import calibrated
 from fpgapipe.host.data.data import load_data
-from fpgapipe.host.runtime.parameters_file import read_parameters
+from fpgapipe.host.weights.parameters_file import with_weights
 from fpgapipe.network.graph import Graph, NetworkError
 from fpgapipe.network.load import load_network
 from fpgapipe.network.parameter_groups import freeze
@@ -139,14 +139,14 @@ def with_parameters(load: Load, file: str | None, batch: int) -> Load:
     load : callable
         Gives the network for a number of samples.
     file : str or None
-        A checkpoint, or a ``.npz`` with an array for each parameter.
+        A checkpoint, or a file of tensors with one for each parameter.
     batch : int
         Samples for which the network is loaded.
     """
     if file is None:
         return load
-    values = read_parameters(Path(file), load(batch))
-    return lambda count: replace(load(count), values=values, source=None)
+    whole = with_weights(Path(file), load(batch))
+    return lambda count: replace(load(count), values=whole.values, state=whole.state, source=None)
 
 
 def with_integers(load: Load, data: str | None, batch: int, percentile: float = 100.0) -> Load:

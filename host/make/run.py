@@ -15,7 +15,6 @@ from fpgapipe.files import check_output, read_json
 from fpgapipe.host.backends.torch_backend import Precision
 from fpgapipe.host.build.build import RUN, holding, open_build
 from fpgapipe.host.data.data import load_data
-from fpgapipe.host.runtime.parameters_file import read_parameters
 from fpgapipe.host.runtime.run_display import RunDisplay
 from fpgapipe.host.runtime.run_folder import SETTINGS
 from fpgapipe.host.runtime.runtime import (
@@ -30,6 +29,7 @@ from fpgapipe.host.terminal.console import Table, count, scaled
 from fpgapipe.host.terminal.progress import Progress, silent
 from fpgapipe.host.terminal.result import Result
 from fpgapipe.host.transports.opening import backend_names, transports_of
+from fpgapipe.host.weights.parameters_file import read_parameters
 from fpgapipe.lowering.units.step_options import StepOptions
 from fpgapipe.sim_tb.native.waves import WaveWindow, possible_format
 from fpgapipe.sim_tb.substitutes.simulation import Simulation
@@ -275,7 +275,7 @@ def run(
     save_within : float, optional
         Seconds from snapshot to snapshot within a simulated mini-batch.
     parameters : path, optional
-        A ``.npz`` file or a checkpoint with parameters to begin with.
+        A checkpoint, or a file of tensors as `export` writes it, with parameters to begin with.
     validates : bool
         Whether training is validated.
     device : str
@@ -327,7 +327,9 @@ def run(
         data = load_data(chosen.data, build.graph, build.options.loss)
         if data.note:
             logging.getLogger("fpgapipe").info("%s: %s", chosen.data, data.note)
-        values = read_parameters(Path(parameters), build.graph) if parameters else None
+        values = (
+            read_parameters(Path(parameters), build.graph, build.parameters) if parameters else None
+        )
         if place and values is not None:
             raise UserError("a checkpoint has parameters of its own; leave --parameters out")
         beside = {"none": None, "auto": counterpart(backend)}

@@ -14,7 +14,7 @@ from fpgapipe.host.backends.model import ModelBackend  # noqa: E402
 from fpgapipe.host.backends.torch_backend import TorchBackend  # noqa: E402
 from fpgapipe.host.backends.verification import verify  # noqa: E402
 from fpgapipe.host.runtime.checkpoint import LAYERS_MAGIC, MAGIC, Checkpoint  # noqa: E402
-from fpgapipe.host.runtime.parameters_file import read_parameters  # noqa: E402
+from fpgapipe.host.weights.parameters_file import read_parameters  # noqa: E402
 from fpgapipe.hw.hls_models.numerics.element_format import FP32  # noqa: E402
 from fpgapipe.lowering.lower import build_pipeline  # noqa: E402
 from fpgapipe.lowering.program.parameter_layout import stored_as  # noqa: E402

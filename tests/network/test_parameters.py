@@ -9,7 +9,7 @@ from odd_files import ODD
 from run_cases import small_network
 
 from fpgapipe.errors import FileError
-from fpgapipe.host.runtime.parameters_file import read_parameters
+from fpgapipe.host.weights.parameters_file import read_parameters
 from fpgapipe.network.initial_values import initial_parameters
 
 GRAPH = small_network()
@@ -24,10 +24,26 @@ def refused(path) -> str:
 
 
 def test_they_are_read(tmp_path):
-    np.savez_compressed(tmp_path / "p.NPZ", **GOOD, more=np.zeros(3))
+    counter = {"batch_norm1.num_batches_tracked": np.int64(3)}  # as PyTorch's modules have
+    np.savez_compressed(tmp_path / "p.NPZ", **GOOD, **counter)
     (tmp_path / "p.NPZ.npz").rename(tmp_path / "p.NPZ")
     found = read_parameters(tmp_path / "p.NPZ", GRAPH)
     assert found.keys() == GOOD.keys()
+    assert all(np.array_equal(found[name], GOOD[name]) for name in GOOD)
+
+
+def test_what_the_network_has_not_is_named(tmp_path):
+    np.savez(tmp_path / "p.npz", **GOOD, **{"linear1.bais": np.zeros(3), "more": np.zeros(3)})
+    assert refused(tmp_path / "p.npz") == (
+        "has 'linear1.bais', which small has not; did you mean 'linear1.bias'?\n"
+        f"{tmp_path / 'p.npz'}: has 'more', which small has not"
+    )
+
+
+@pytest.mark.parametrize("before", ["module.", "_orig_mod."])
+def test_names_behind_those_of_a_wrapper(tmp_path, before):
+    np.savez(tmp_path / "p.npz", **{before + name: value for name, value in GOOD.items()})
+    found = read_parameters(tmp_path / "p.npz", GRAPH)
     assert all(np.array_equal(found[name], GOOD[name]) for name in GOOD)
 
 

@@ -50,7 +50,8 @@ if TYPE_CHECKING:
 @click.option(
     "--parameters",
     type=click.Path(dir_okay=False),
-    help="Begin with the parameters of a .npz file or a checkpoint instead of random ones.",
+    help="Begin with the parameters of a checkpoint, or of a file that 'export' writes or "
+    "PyTorch's packages do (.safetensors, .npz, .pt), instead of random ones.",
 )
 @click.option(
     "--int8",

@@ -95,7 +95,8 @@ SETTINGS = (
 @click.option(
     "--parameters",
     type=click.Path(dir_okay=False),
-    help="Begin with the parameters of a .npz file or a checkpoint instead of the build's.",
+    help="Begin with the parameters of a checkpoint, or of a file that 'export' writes or "
+    "PyTorch's packages do (.safetensors, .npz, .pt), instead of the build's.",
 )
 @click.option(
     "--learning-rate",

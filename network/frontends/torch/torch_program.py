@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from fpgapipe.errors import FileError
+from fpgapipe.network.frontends.builder import Unsupported
 from fpgapipe.network.frontends.source import TorchSource
 from fpgapipe.network.frontends.torch import (  # noqa: F401, register translations
     torch_attention,
@@ -29,9 +30,11 @@ from fpgapipe.network.frontends.torch import (  # noqa: F401, register translati
 )
 from fpgapipe.network.frontends.torch.torch_modes import auxiliary_outputs, training_modes
 from fpgapipe.network.frontends.torch.torch_translation import Translation
+from fpgapipe.network.frontends.torch.torch_values import array
 from fpgapipe.network.graph import Graph, NetworkError
 from fpgapipe.network.operators.others import load_operators
 from fpgapipe.network.operators.tensors import ShapeError
+from fpgapipe.network.source_state import SourceState, is_counter
 from fpgapipe.optional import require
 
 
@@ -80,7 +83,7 @@ def from_torch(source: Any, *, name: str) -> Graph:
         inputs = tuple(source.example_inputs[0]) if source.example_inputs else ()
         module = source.module(check_guards=False)
         kept = TorchSource(module, inputs, training, graph.outputs, unread)
-        return dataclasses.replace(graph, source=kept, aliases=_aliases(module, graph))
+        return _with_names(torch, module, source, dataclasses.replace(graph, source=kept))
     if isinstance(source, torch.nn.Module):
         raise NetworkError(f"{name}: a module alone has no shapes; return (module, example_inputs)")
     if isinstance(source, tuple) and len(source) == 2 and isinstance(source[0], torch.nn.Module):
@@ -123,11 +126,34 @@ def _of_module(torch: Any, module: Any, inputs: tuple[Any, ...], name: str) -> G
     finally:
         for each, training in modes.items():
             each.training = training
+    source = TorchSource(module, inputs, None, graph.outputs, unread)
+    graph = dataclasses.replace(graph, auxiliary=auxiliary, source=source)
+    return _with_names(torch, module, program, graph)
+
+
+def _with_names(torch: Any, module: Any, program: Any, graph: Graph) -> Graph:
+    """The graph with the further names of its parameters, and the rest of the module's state."""
+    aliases = _aliases(module, graph)
+    own = {each.name for layer in graph.layers.values() for each in layer.parameters} | {*aliases}
+    kept = module.state_dict(keep_vars=True).items()
+    state = {name: value for name, value in kept if isinstance(value, torch.Tensor)}
+    try:
+        # Copies, since a module changes its counters in place.
+        unread = {
+            name: array(torch, value).copy() for name, value in state.items() if name not in own
+        }
+    except Unsupported as error:
+        raise NetworkError(f"{graph.name}: {error}") from None
+    signature = program.graph_signature
+    sources = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}
+    read = {sources.get(node.name) for node in program.graph.nodes if node.users}
+    folded = tuple(
+        name
+        for name in unread
+        if name in read and not state[name].requires_grad and not is_counter(name)
+    )
     return dataclasses.replace(
-        graph,
-        auxiliary=auxiliary,
-        aliases=_aliases(module, graph),
-        source=TorchSource(module, inputs, None, graph.outputs, unread),
+        graph, aliases=aliases, state=SourceState(tuple(state), folded, unread)
     )
 
 

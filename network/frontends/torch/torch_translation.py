@@ -502,7 +502,8 @@ class Translation:
             value = value.transpose(-1, -2)
         source = found.source
         if list(order) != sorted(order):
-            if source not in self.builder.frozen:
+            is_own = source in self._weights.values() and self._num_readers(source) == 1
+            if is_own or source not in self.builder.frozen:
                 if self._num_readers(source) > 1:
                     raise Unsupported(
                         f"its {what} is {source!r} with its axes in another order, and it is used "
