@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from fpgapipe.network.frontends.onnx.onnx_readings import Place
 
 
 @dataclass(frozen=True)
@@ -44,7 +48,10 @@ class OnnxSource:
         File of the model.
     outputs : tuple of str
         Names of the layers that give the model's results.
+    places : mapping of str to Place
+        Where the values of parameters lie in the model's tensors.
     """
 
     path: Path
     outputs: tuple[str, ...]
+    places: Mapping[str, Place] = field(default_factory=dict)

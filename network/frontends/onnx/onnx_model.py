@@ -29,7 +29,7 @@ from fpgapipe.network.frontends.onnx import (  # noqa: F401 (they register their
 )
 from fpgapipe.network.frontends.onnx.onnx_constants import Constants
 from fpgapipe.network.frontends.onnx.onnx_external import MAX_BYTES, read_external
-from fpgapipe.network.frontends.onnx.onnx_readings import ReadTwoWays
+from fpgapipe.network.frontends.onnx.onnx_readings import Place, ReadTwoWays
 from fpgapipe.network.frontends.onnx.onnx_translation import (
     DOMAINS,
     DTYPES,
@@ -81,12 +81,12 @@ def read_onnx(path: Path, batch: int | None = None) -> Graph:
     apart: frozenset[str] = frozenset()
     while True:
         try:
-            graph = _translate(path, model.graph, opset, constants, inputs, batch, apart)
+            graph, places = _translate(path, model.graph, opset, constants, inputs, batch, apart)
             break
         except ReadTwoWays as error:
             apart |= error.tensors
             constants = Constants(onnx, model.graph, opset)
-    return dataclasses.replace(graph, source=OnnxSource(path, graph.outputs))
+    return dataclasses.replace(graph, source=OnnxSource(path, graph.outputs, places))
 
 
 def load_model(onnx: Any, path: Path) -> Any:
@@ -237,8 +237,11 @@ def _translate(
     inputs: dict[str, Tensor],
     batch: int,
     apart: Collection[str],
-) -> Graph:
-    """Translate all nodes; faults are collected, except of nodes that depend on faulty ones."""
+) -> tuple[Graph, dict[str, Place]]:
+    """Translate all nodes; faults are collected, except of nodes that depend on faulty ones.
+
+    Returns the network, and where the values of its parameters lie in the model.
+    """
     consumers = Counter(name for node in graph.node for name in set(node.input))
     consumers.update(each.name for each in graph.output)
     translation = Translation(path.stem, batch, opset, constants, graph, consumers, apart)
@@ -263,6 +266,6 @@ def _translate(
         hidden = len(faults) - MAX_SHOWN
         raise FileError(path, faults[:MAX_SHOWN] + [f"and {hidden} more"] * (hidden > 0))
     try:
-        return translation.build()
+        return translation.build(), translation.places
     except (Unsupported, ShapeError) as error:
         raise FileError(path, [str(error)]) from None

@@ -243,7 +243,7 @@ def _scaled(name: str, value: NDArray[np.generic], factor: float) -> Value:
     import numpy as np
 
     product = np.multiply(value, factor, dtype=value.dtype)
-    return Made(name, product, value, f"times {factor!r}")
+    return Made(name, product, value, f"times {factor!r}", lambda given: given / factor)
 
 
 def _plus(t: Translation, node: Any, layer: str, beta: float) -> str:

@@ -15,14 +15,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import permutations
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from fpgapipe.network.frontends.builder import Unsupported
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Hashable
+    from collections.abc import Callable, Collection, Hashable
 
     from numpy.typing import NDArray
 
@@ -46,16 +46,45 @@ class Made(NamedTuple):
         View of the tensor's values of which they are made.
     how : str
         What is done with the part, such as ``times 2``; equal words mean equal values.
+    back : callable
+        Makes values of the part of values of the parameter.
     """
 
     name: str
     value: NDArray[np.generic]
     part: NDArray[np.generic]
     how: str
+    back: Callable[[NDArray[Any]], NDArray[Any]]
 
 
 Value = tuple[str, "NDArray[np.generic]"] | Made
 """A parameter's values: a tensor's name with a view of its values, or what is made of them."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a parameter's values lie in a tensor of the model, so that others can be put there.
+
+    Attributes
+    ----------
+    tensor : str
+        The tensor's name.
+    first_byte : int
+        Where they begin in the tensor's memory.
+    shape, strides : tuple of int
+        Shape of the part of the tensor, and bytes from one index to the next along each axis.
+    order : tuple of int
+        Axis `i` of the part is axis ``order[i]`` of the parameter; empty if they are the same.
+    back : callable or None
+        Makes values of the part of the parameter's; None if they are equal.
+    """
+
+    tensor: str
+    first_byte: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    order: tuple[int, ...]
+    back: Callable[[NDArray[Any]], NDArray[Any]] | None
 
 
 class ReadTwoWays(Exception):
@@ -157,6 +186,14 @@ class Readings:
                 raise ReadTwoWays(origins)
             known.append((way, part))
         return way
+
+    def place(self, value: Value, order: tuple[int, ...]) -> Place | None:
+        """Where the values of a parameter of an `order` lie; None if no tensor has them."""
+        if self._constants.get(value[0]) is None:
+            return None
+        part, back = (value.part, value.back) if isinstance(value, Made) else (value[1], None)
+        way = self._way(value[0], part)
+        return Place(way.tensor, *way.place, order, back)
 
     def own(self, value: Value) -> Own | None:
         """The tensor that a parameter is as a whole, and the order in which its axes are read.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from fpgapipe.network.frontends.builder import Unsupported
@@ -105,6 +106,7 @@ def _layer(
     """Add the layer, with its parameters in PyTorch's order."""
     hidden, values = operator.hidden, {}
     gates, half = GATES[node.op_type], operator.gates * operator.hidden
+    inverse = tuple(map(gates.index, range(len(gates))))
     for d, suffix in enumerate(("", "_reverse")[: operator.num_directions]):
         pairs = [("weight_ih", 1, t.weight(node, 1, "weight")[d])]
         pairs.append(("weight_hh", 2, t.weight(node, 2, "recurrent weight")[d]))
@@ -113,7 +115,8 @@ def _layer(
             pairs.append(("bias_hh", 3, bias[d][half:]))
         for role, index, value in pairs:
             own = _reordered(value, hidden, gates)
-            values[role + suffix] = Made(node.input[index], own, value, f"gates {gates}")
+            back = partial(_reordered, hidden=hidden, gates=inverse)
+            values[role + suffix] = Made(node.input[index], own, value, f"gates {gates}", back)
     return t.add(node_name(node), operator, x, *states, values=values)
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from fpgapipe.network.frontends.builder import FrontendBuilder, Unsupported
 from fpgapipe.network.frontends.masks import Masks
 from fpgapipe.network.frontends.onnx.onnx_constants import Constants
-from fpgapipe.network.frontends.onnx.onnx_readings import Readings, Value
+from fpgapipe.network.frontends.onnx.onnx_readings import Place, Readings, Value
 from fpgapipe.network.graph import Graph, NetworkError
 from fpgapipe.network.operators import Constant, Operator
 from fpgapipe.network.operators.tensors import DType, ShapeError, Tensor
@@ -139,6 +139,8 @@ class Translation:
         self._layers: dict[str, str] = {}
         self._done: set[int] = set()
         self._readers: dict[str, list[Any]] = {}
+        self.places: dict[str, Place] = {}
+        """Where the values of parameters lie in the model's tensors, by the parameters' names."""
         self.pending: dict[str, Pending] = {}
         """Tensors whose layers are not there yet."""
         self.quantised_weights: dict[str, Any] = {}
@@ -321,7 +323,7 @@ class Translation:
             for role, value in values.items()
             if role in learned or self._reads[value[0]] == 1
         }
-        return self.builder.add_with_values(
+        added = self.builder.add_with_values(
             name,
             operator,
             *inputs,
@@ -329,6 +331,13 @@ class Translation:
             keys=keys,
             own={role: one for role, one in own.items() if one and one[0] in self._initializers},
         )
+        layer = self.builder.layer(added)
+        assert layer is not None
+        for each in layer.parameters:
+            place = self.readings.place(values[each.spec.role], each.order)
+            if place is not None:
+                self.places[each.name] = place
+        return added
 
     def fixed(self, name: str, value: NDArray[np.generic]) -> str:
         """Add a layer that gives fixed numbers."""
