@@ -46,6 +46,7 @@ COMMANDS = {
     "NETWORK.",
     "completion": "Print a script that lets SHELL complete fpgapipe's commands, options and names.",
     "doctor": "List what is needed, what was found, and the line that mends what is not right.",
+    "export": "Write the weights of a run for the module that its network came from.",
     "explore": "Show what cores for NETWORK give and take on a board: throughput against area.",
     "inspect": "Print the layers of NETWORK: shapes, MACs, parameters, features, totals.",
     "new": "Write a commented file to begin with, which passes its own check, into this folder.",

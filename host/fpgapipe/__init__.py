@@ -12,20 +12,21 @@ from typing import TYPE_CHECKING
 __version__ = "0.1.0"
 
 __all__ = [
-    "Answers", "BoardList", "BoardSheet", "BroughtUp", "Build", "Built", "Checkpoints",
-    "ClusterSheet", "ClusterSpec", "Compared", "CoreSpec", "Covered", "Dataset", "DeviceSpec",
-    "ElementFormat", "Exploration", "Explored", "Graph", "GraphBuilder", "Layers", "LinkEngineSpec",
-    "Loss", "Measurement", "MemorySpec", "ModelBackend", "PipelineProgram", "Plan", "Planned",
-    "PlannedDegrees", "PlannedProfile", "Ran", "Reached", "Request", "Ring", "RunOptions",
-    "RunSummary", "Samples", "Schedule", "ScratchpadSpec", "Settings", "SimulatorBackend",
-    "StepOptions", "StepResult", "Timetable", "TorchBackend", "UserError", "VectorSpec", "Verified",
-    "WireSpec", "__version__", "as_plan", "bringup", "build", "build_pipeline", "chain_of",
-    "check_schedule", "checkpoints", "compare", "coverage", "describe_board", "describe_cluster",
-    "explore", "explore_board", "explore_smallest", "explore_target", "initial_parameters",
-    "inspect", "list_boards", "load_board", "load_cluster", "load_data", "load_network",
-    "make_schedule", "measure_build", "one_link_each", "open_backend", "open_build", "oracle",
-    "plan", "plan_board", "plan_profile", "read_schedule", "report", "ring", "run", "run_build",
-    "scalar_bits", "schedule", "verify", "write_build", "write_package", "write_report",
+    "Answers", "BoardList", "BoardSheet", "BroughtUp", "Build", "Built", "Checkpoint",
+    "Checkpoints", "ClusterSheet", "ClusterSpec", "Compared", "CoreSpec", "Covered", "Dataset",
+    "DeviceSpec", "ElementFormat", "Exploration", "Explored", "Exported", "Graph", "GraphBuilder",
+    "Layers", "LinkEngineSpec", "Loss", "Measurement", "MemorySpec", "ModelBackend",
+    "PipelineProgram", "Plan", "Planned", "PlannedDegrees", "PlannedProfile", "Ran", "Reached",
+    "Request", "Ring", "RunOptions", "RunSummary", "Samples", "Schedule", "ScratchpadSpec",
+    "Settings", "SimulatorBackend", "StepOptions", "StepResult", "Timetable", "TorchBackend",
+    "UserError", "VectorSpec", "Verified", "WireSpec", "__version__", "as_plan", "bringup",
+    "build", "build_pipeline", "chain_of", "check_schedule", "checkpoints", "compare", "coverage",
+    "describe_board", "describe_cluster", "explore", "explore_board", "explore_smallest",
+    "explore_target", "export", "initial_parameters", "inspect", "list_boards", "load_board",
+    "load_cluster", "load_data", "load_network", "make_schedule", "measure_build", "one_link_each",
+    "open_backend", "open_build", "oracle", "plan", "plan_board", "plan_profile",
+    "read_checkpoint", "read_schedule", "report", "ring", "run", "run_build", "scalar_bits",
+    "schedule", "verify", "write_build", "write_package", "write_report",
 ]  # fmt: skip
 
 if TYPE_CHECKING:  # type checkers learn here what each name is
@@ -65,9 +66,11 @@ if TYPE_CHECKING:  # type checkers learn here what each name is
     from fpgapipe.host.make.verify import Verified, verify
     from fpgapipe.host.package.package import write_package
     from fpgapipe.host.report.pages.page import write_report
+    from fpgapipe.host.runtime.checkpoint import Checkpoint, read_checkpoint
     from fpgapipe.host.runtime.measure import Measurement, measure_build
     from fpgapipe.host.runtime.runtime import RunOptions, RunSummary, open_backend, run_build
     from fpgapipe.host.runtime.settings import Settings
+    from fpgapipe.host.weights.export import Exported, export
     from fpgapipe.hw.hls_models.cycles.core_cycles import MemorySpec
     from fpgapipe.hw.hls_models.numerics.element_format import ElementFormat
     from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec, ScratchpadSpec, VectorSpec

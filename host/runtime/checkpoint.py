@@ -14,6 +14,7 @@ import math
 import os
 import re
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
@@ -27,7 +28,6 @@ from fpgapipe.json_faults import faults_of
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from io import BufferedReader
-    from pathlib import Path
 
     from numpy.typing import NDArray
 
@@ -51,6 +51,22 @@ KEPT = 3
 """Number of checkpoints that a run keeps: the newest ones."""
 
 logger = logging.getLogger(__name__)
+
+
+def read_checkpoint(path: Path | str) -> Checkpoint:
+    """Read a checkpoint.
+
+    Parameters
+    ----------
+    path : path
+        A file ``run/BACKEND/checkpoints/step-N.ckpt`` of a build.
+
+    Raises
+    ------
+    UserError
+        If the file is no checkpoint, or is damaged.
+    """
+    return Checkpoint.read(Path(path))
 
 
 class CheckpointError(UserError):
