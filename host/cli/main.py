@@ -61,7 +61,7 @@ COMMANDS = {
 }
 """The first sentence of each command's help, for the list of the commands."""
 
-IN_MODULE = {"explore": "compare"}
+IN_MODULE = {"cluster": "boards", "explore": "compare", "export": "trained"}
 """Modules of commands that are not in one of their own name."""
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from fpgapipe.network.frontends.onnx.onnx_readings import Place
+    from numpy.typing import NDArray
 
 
 @dataclass(frozen=True)
@@ -36,6 +36,32 @@ class TorchSource:
     fixed_training: bool | None
     outputs: tuple[str, ...]
     unread_dropouts: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a parameter's values lie in a tensor of the model, so that others can be put there.
+
+    Attributes
+    ----------
+    tensor : str
+        The tensor's name.
+    first_byte : int
+        Where they begin in the tensor's memory.
+    shape, strides : tuple of int
+        Shape of the part of the tensor, and bytes from one index to the next along each axis.
+    order : tuple of int
+        Axis `i` of the part is axis ``order[i]`` of the parameter; empty if they are the same.
+    back : callable or None
+        Makes values of the part of the parameter's; None if they are equal.
+    """
+
+    tensor: str
+    first_byte: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    order: tuple[int, ...]
+    back: Callable[[NDArray[Any]], NDArray[Any]] | None
 
 
 @dataclass(frozen=True)

@@ -43,6 +43,12 @@ def test_version(cli):
     assert cli("--version") == (0, f"fpgapipe, version {__version__}\n", "")
 
 
+BEFORE = {
+    **dict.fromkeys(("bringup", "report", "run"), ("build",)),
+    **dict.fromkeys(("export", "predict"), ("build", "run")),
+}
+"""Commands whose examples come before that of a command."""
+
 LONG_COMMANDS = {"bench", "compare", "oracle", "plan", "report", "ring"}
 
 
@@ -55,8 +61,8 @@ LONG_COMMANDS = {"bench", "compare", "oracle", "plan", "report", "ring"}
 )
 def test_each_commands_help_has_an_example_that_works(name, cli, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
-    # A build is there for those that need one: the example of the command that makes it.
-    for step in ("build", name) if name in ("bringup", "report", "run") else (name,):
+    # A build and a run are there for those that need them: by the examples that make them.
+    for step in (*BEFORE.get(name, ()), name):
         code, out, _ = cli(step, "--help")
         assert code == 0
         example = re.search(r"Example: fpgapipe (.*)", out)

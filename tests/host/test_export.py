@@ -10,9 +10,9 @@ from run_cases import small_network
 
 import fpgapipe
 from fpgapipe.errors import UserError
+from fpgapipe.files import remove_folder
 from fpgapipe.host.cli.main import main
 from fpgapipe.host.runtime.checkpoint import Checkpoint
-from fpgapipe.files import remove_folder
 from fpgapipe.host.weights.parameters_file import read_parameters, source_tensors, with_weights
 
 torch = pytest.importorskip("torch", reason="needs the torch extra")

@@ -1,14 +1,20 @@
-"""``fpgapipe boards``: lists the boards, or shows one in full."""
+"""What is described: ``fpgapipe boards`` and ``fpgapipe cluster`` show boards and their links."""
 
 from __future__ import annotations
+
+from typing import TYPE_CHECKING
 
 import click
 
 import fpgapipe
 from fpgapipe.host.cli.options import ranges
+from fpgapipe.host.cli.options.cluster_options import with_cluster
 from fpgapipe.host.cli.options.completion import boards_that_begin
 from fpgapipe.host.cli.options.options import command
 from fpgapipe.host.terminal.result import show
+
+if TYPE_CHECKING:
+    from fpgapipe.boards.cluster import Cluster
 
 
 @command("boards", example="fpgapipe boards u280")
@@ -26,3 +32,15 @@ def boards(board: str | None, nodes: int | None, as_json: bool) -> None:
         raise fpgapipe.UserError("--nodes shares one board; name it")
     found = fpgapipe.list_boards() if board is None else fpgapipe.describe_board(board, nodes)
     show(found, as_json=as_json)
+
+
+@command("cluster", example="fpgapipe cluster --board u280 --devices 4")
+@with_cluster
+@click.argument("cluster_file", metavar="[FILE]", required=False)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of a table.")
+def cluster(cluster: Cluster, as_json: bool) -> None:
+    """Show the devices and links of a cluster.
+
+    The cluster is a FILE, or a chain of --devices equal boards.
+    """
+    show(fpgapipe.describe_cluster(cluster), as_json=as_json)

@@ -29,7 +29,7 @@ from fpgapipe.network.frontends.onnx import (  # noqa: F401 (they register their
 )
 from fpgapipe.network.frontends.onnx.onnx_constants import Constants
 from fpgapipe.network.frontends.onnx.onnx_external import MAX_BYTES, read_external
-from fpgapipe.network.frontends.onnx.onnx_readings import Place, ReadTwoWays
+from fpgapipe.network.frontends.onnx.onnx_readings import ReadTwoWays
 from fpgapipe.network.frontends.onnx.onnx_translation import (
     DOMAINS,
     DTYPES,
@@ -37,7 +37,7 @@ from fpgapipe.network.frontends.onnx.onnx_translation import (
     Translation,
     node_name,
 )
-from fpgapipe.network.frontends.source import OnnxSource
+from fpgapipe.network.frontends.source import OnnxSource, Place
 from fpgapipe.network.graph import Graph, NetworkError
 from fpgapipe.network.operators.others import load_operators
 from fpgapipe.network.operators.tensors import ShapeError, Tensor

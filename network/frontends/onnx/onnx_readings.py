@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from fpgapipe.network.frontends.builder import Unsupported
+from fpgapipe.network.frontends.source import Place
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Hashable
@@ -59,32 +60,6 @@ class Made(NamedTuple):
 
 Value = tuple[str, "NDArray[np.generic]"] | Made
 """A parameter's values: a tensor's name with a view of its values, or what is made of them."""
-
-
-@dataclass(frozen=True)
-class Place:
-    """Where a parameter's values lie in a tensor of the model, so that others can be put there.
-
-    Attributes
-    ----------
-    tensor : str
-        The tensor's name.
-    first_byte : int
-        Where they begin in the tensor's memory.
-    shape, strides : tuple of int
-        Shape of the part of the tensor, and bytes from one index to the next along each axis.
-    order : tuple of int
-        Axis `i` of the part is axis ``order[i]`` of the parameter; empty if they are the same.
-    back : callable or None
-        Makes values of the part of the parameter's; None if they are equal.
-    """
-
-    tensor: str
-    first_byte: int
-    shape: tuple[int, ...]
-    strides: tuple[int, ...]
-    order: tuple[int, ...]
-    back: Callable[[NDArray[Any]], NDArray[Any]] | None
 
 
 class ReadTwoWays(Exception):

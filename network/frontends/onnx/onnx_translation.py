@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 from fpgapipe.network.frontends.builder import FrontendBuilder, Unsupported
 from fpgapipe.network.frontends.masks import Masks
 from fpgapipe.network.frontends.onnx.onnx_constants import Constants
-from fpgapipe.network.frontends.onnx.onnx_readings import Place, Readings, Value
+from fpgapipe.network.frontends.onnx.onnx_readings import Readings, Value
+from fpgapipe.network.frontends.source import Place
 from fpgapipe.network.graph import Graph, NetworkError
 from fpgapipe.network.operators import Constant, Operator
 from fpgapipe.network.operators.tensors import DType, ShapeError, Tensor

@@ -16,8 +16,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from fpgapipe.network.frontends.onnx.onnx_readings import Place
-    from fpgapipe.network.frontends.source import OnnxSource
+    from fpgapipe.network.frontends.source import OnnxSource, Place
     from fpgapipe.network.graph import Graph
 
 

@@ -9,11 +9,7 @@ from typing import TYPE_CHECKING, Any
 from fpgapipe.network.frontends.builder import FrontendBuilder, Unsupported
 from fpgapipe.network.frontends.masks import Masks
 from fpgapipe.network.frontends.torch.torch_aliases import Aliases
-from fpgapipe.network.frontends.torch.torch_registry import (
-    ATTEMPTS,
-    HANDLERS,
-    Node,
-)
+from fpgapipe.network.frontends.torch.torch_registry import ATTEMPTS, HANDLERS, Node
 from fpgapipe.network.frontends.torch.torch_values import (
     FILLS,
     Noise,

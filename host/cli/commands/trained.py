@@ -1,4 +1,4 @@
-"""``fpgapipe export``: writes the weights of a run to a file."""
+"""What is done with trained weights: ``fpgapipe export`` writes them to a file."""
 
 from __future__ import annotations
 
