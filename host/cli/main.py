@@ -52,6 +52,7 @@ COMMANDS = {
     "new": "Write a commented file to begin with, which passes its own check, into this folder.",
     "oracle": "Foretell time, memory and limits of parallel strategies over numbers of devices.",
     "plan": "Search schedules, micro-batch sizes, array shapes and cuts for the fastest that fits.",
+    "predict": "Say the classes of samples, with probabilities and names of files.",
     "report": "Write a page about the build in DIR: plan, resources, cycles, training.",
     "ring": "Train several models in a ring: each device keeps its part of the samples, models "
     "travel.",
@@ -61,7 +62,7 @@ COMMANDS = {
 }
 """The first sentence of each command's help, for the list of the commands."""
 
-IN_MODULE = {"cluster": "boards", "explore": "compare", "export": "trained"}
+IN_MODULE = {"cluster": "boards", "explore": "compare", "export": "trained", "predict": "trained"}
 """Modules of commands that are not in one of their own name."""
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 import warnings
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -52,6 +53,57 @@ def read_folder(path: Path, wanted: Wanted) -> Dataset:
     UserError
         If Pillow is not installed, a file is damaged, or images or classes do not fit the network.
     """
+    _check_wanted(path, wanted)
+    folders = _folders(path)
+    train = next((each for each in folders if each.name == "train"), None)
+    held_out = next((each for each in folders if each.name in VALIDATION), None)
+    if train is None or held_out is None or len(folders) > 2:
+        classes = _classes(path, folders, wanted)
+        samples = _samples(path, classes, classes, wanted)
+        if len(samples.labels) < 2:
+            raise FileError(path, ["must have at least 2 images, not 1"])
+        return replace(split(samples), classes=tuple(classes))
+    classes = _classes(train, _folders(train), wanted)
+    others = [each.name for each in _folders(held_out)]
+    unknown = sorted(set(others) - set(classes))
+    if unknown:
+        raise FileError(held_out, [f"has classes that {train} has not: {', '.join(unknown[:5])}"])
+    return Dataset(
+        _samples(train, classes, classes, wanted),
+        _samples(held_out, [name for name in classes if name in others], classes, wanted),
+        classes=tuple(classes),
+    )
+
+
+def has_no_classes(path: Path) -> bool:
+    """Whether a folder has images and no folders, which would be classes."""
+    return is_folder(path) and not _folders(path) and bool(_images_in(path))
+
+
+def read_images(path: Path, wanted: Wanted) -> Samples:
+    """Read the images of a folder, whose classes are not known: all labels are 0.
+
+    Raises
+    ------
+    UserError
+        As for `read_folder`.
+    """
+    _check_wanted(path, wanted)
+    return _read(path, _images_in(path), [0] * len(_images_in(path)), wanted)
+
+
+def classes_in(path: Path) -> tuple[str, ...]:
+    """Names of the classes of a folder by their numbers; empty if it is no folder of classes."""
+    if not is_folder(path):
+        return ()
+    folders = {each.name: each for each in _folders(path)}
+    parts = folders.keys() & {"train", *VALIDATION}
+    inner = "train" in parts and len(parts) == len(folders) == 2
+    return tuple(each.name for each in _folders(folders["train"])) if inner else tuple(folders)
+
+
+def _check_wanted(path: Path, wanted: Wanted) -> None:
+    """Refuse a network that takes no images, or gives no class for each."""
     require("PIL", "a folder of images")
     if len(wanted.shape) != 3 or wanted.shape[0] not in MODES or wanted.indices is not None:
         raise FileError(
@@ -69,24 +121,6 @@ def read_folder(path: Path, wanted: Wanted) -> Dataset:
                 f"{shape_text(wanted.label_shape)}; use a .npz file"
             ],
         )
-    folders = _folders(path)
-    train = next((each for each in folders if each.name == "train"), None)
-    held_out = next((each for each in folders if each.name in VALIDATION), None)
-    if train is None or held_out is None or len(folders) > 2:
-        classes = _classes(path, folders, wanted)
-        samples = _samples(path, classes, classes, wanted)
-        if len(samples.labels) < 2:
-            raise FileError(path, ["must have at least 2 images, not 1"])
-        return split(samples)
-    classes = _classes(train, _folders(train), wanted)
-    others = [each.name for each in _folders(held_out)]
-    unknown = sorted(set(others) - set(classes))
-    if unknown:
-        raise FileError(held_out, [f"has classes that {train} has not: {', '.join(unknown[:5])}"])
-    return Dataset(
-        _samples(train, classes, classes, wanted),
-        _samples(held_out, [name for name in classes if name in others], classes, wanted),
-    )
 
 
 def _folders(path: Path) -> list[Path]:
@@ -119,11 +153,7 @@ def _samples(path: Path, folders: Sequence[str], classes: Sequence[str], wanted:
     files: list[Path] = []
     labels: list[int] = []
     for name in folders:
-        own = [
-            each
-            for each in list_folder(path / name)
-            if each.suffix.lower() in SUFFIXES and not each.name.startswith(".")
-        ]
+        own = _images_in(path / name)
         if not own:
             raise FileError(
                 path / name,
@@ -133,11 +163,26 @@ def _samples(path: Path, folders: Sequence[str], classes: Sequence[str], wanted:
         labels += [classes.index(name)] * len(own)
     if not files:
         raise FileError(path, ["must have a folder of images for each class; it has no folder"])
+    return _read(path, files, labels, wanted)
+
+
+def _images_in(path: Path) -> list[Path]:
+    """Image files in a folder, without hidden ones."""
+    return [
+        each
+        for each in list_folder(path)
+        if each.suffix.lower() in SUFFIXES and not each.name.startswith(".")
+    ]
+
+
+def _read(path: Path, files: Sequence[Path], labels: Sequence[int], wanted: Wanted) -> Samples:
+    """Read images, with their names below a folder."""
     wanted.check_size(path, "the images in it", len(files))
     images = np.empty((len(files), *wanted.shape), np.float32)
     for number, file in enumerate(files):
         images[number] = _image(file, wanted)
-    return Samples(images, np.array(labels, np.int64))
+    names = np.array([each.relative_to(path).as_posix() for each in files], np.str_)
+    return Samples(images, np.array(labels, np.int64), names=names)
 
 
 def _image(path: Path, wanted: Wanted) -> NDArray[np.float32]:

@@ -46,12 +46,15 @@ class Samples:
         Arrays of the network's further inputs, in their order.
     of_outputs : mapping of str to array
         If the network has several outputs, labels or targets of each; `labels` are the first.
+    names : str array, shape (samples,)
+        Names of the samples' files; empty if they have none.
     """
 
     images: NDArray[Any]
     labels: NDArray[Any]
     others: tuple[NDArray[Any], ...] = ()
     of_outputs: Mapping[str, NDArray[Any]] = field(default_factory=dict)
+    names: NDArray[np.str_] = field(default_factory=lambda: np.empty(0, np.str_))
 
     @property
     def targets(self) -> Labels:
@@ -74,7 +77,8 @@ class Samples:
         """The samples with these indices, in this order."""
         others = tuple(each[which] for each in self.others)
         of_outputs = {name: each[which] for name, each in self.of_outputs.items()}
-        return Samples(self.images[which], self.labels[which], others, of_outputs)
+        names = self.names[which] if len(self.names) else self.names
+        return Samples(self.images[which], self.labels[which], others, of_outputs, names)
 
 
 @dataclass(frozen=True)
@@ -86,11 +90,14 @@ class Dataset:
     train, validation : Samples
     note : str
         Sentence that says how they were split, if the source did not do so; else empty.
+    classes : tuple of str
+        Names of the classes in the order of their numbers; empty if they have none.
     """
 
     train: Samples
     validation: Samples
     note: str = ""
+    classes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 LOG, SETTINGS, CHECKPOINTS = "log.jsonl", "settings.json", "checkpoints"
+PREDICTIONS = "predictions.json"
 """Names of the files and the folder in the folder of a run."""
 
 EARLIER = 3

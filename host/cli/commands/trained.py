@@ -1,6 +1,8 @@
-"""What is done with trained weights: ``fpgapipe export`` writes them to a file."""
+"""What is done with trained weights: ``fpgapipe export`` and ``predict``."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import click
 
@@ -8,6 +10,8 @@ import fpgapipe
 from fpgapipe.host.cli.options import ranges
 from fpgapipe.host.cli.options.names import Names
 from fpgapipe.host.cli.options.options import build_folder, command
+from fpgapipe.host.cli.options.shared import addresses_option, threads_option
+from fpgapipe.host.terminal.console import progress
 from fpgapipe.host.terminal.outputs import check_outputs
 from fpgapipe.host.terminal.result import show
 from fpgapipe.host.transports.opening import backend_names
@@ -53,4 +57,52 @@ def export(
     """
     check_outputs({"--output": output}, [network])
     found = fpgapipe.export(run, output, step=step, backend=backend, network=network)
+    show(found, as_json=as_json)
+
+
+@command("predict", example="fpgapipe predict out/digits-cnn -o digits.csv")
+@click.argument("run", metavar="RUN", required=False, type=click.Path(), callback=build_folder)
+@click.option(
+    "--data",
+    default="digits",
+    metavar="digits|random|FILE.npz|FOLDER",
+    help="Samples, as for 'run', or a folder of images whose classes are not known.",
+)
+@click.option(
+    "--samples",
+    "part",
+    type=click.Choice(["validation", "train", "all"]),
+    default="validation",
+    help="Which of them.",
+)
+@click.option("--first", type=ranges.SAMPLES, metavar="N", help="The first N of them only.")
+@click.option(
+    "--backend",
+    type=Names(backend_names),
+    default="model",
+    help="What computes: any backend of 'run' for a build for inference (--mode infer); for what "
+    "was trained, model or sim, on one device of the build.",
+)
+@click.option(
+    "--step", type=ranges.STEPS, help="Mini-batches of the checkpoint [default: the newest]."
+)
+@addresses_option
+@threads_option
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(dir_okay=False),
+    help="File to write: .csv with a line for each sample, or .json with all.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def predict(run: str, output: str | None, as_json: bool, **options: Any) -> None:
+    """Say the classes of samples, with probabilities and names of files.
+
+    RUN is a build that was trained, the folder of one of its runs (out/digits-cnn/run/model), or a
+    build for inference. If the data say which classes are right, so do the table, the
+    JSON and 'fpgapipe report': accuracy by class, which classes are taken for which, and the wrong
+    samples of which the network is surest.
+    """
+    check_outputs({"--output": output})
+    found = fpgapipe.predict(run, output=output, progress=progress, **options)
     show(found, as_json=as_json)

@@ -20,6 +20,7 @@ from fpgapipe.host.report.pages.cluster_svg import cluster_section
 from fpgapipe.host.report.pages.cycle_tables import cycles_section
 from fpgapipe.host.report.pages.glossary import glossary_section
 from fpgapipe.host.report.pages.head import head
+from fpgapipe.host.report.pages.predicted import predicted_section
 from fpgapipe.host.report.pages.resource_tables import resources_section
 from fpgapipe.host.report.pages.spent_cycles import spent_section
 from fpgapipe.host.report.pages.subject import Subject
@@ -96,7 +97,8 @@ def _relative(target: Path, page: Path) -> str:
 
 def make_page(subject: Subject) -> str:
     """Make the page: the same input gives the same text."""
-    sections = [make(subject) for make in SECTIONS]
+    made = [make(subject) for make in SECTIONS] + [predicted_section(subject)]
+    sections = [each for each in made if each]
     glossary = glossary_section()
     links = "".join(f'<a href="#{each.ident}">{each.heading}</a>' for each in [*sections, glossary])
     title = f"{subject.plan.network} on {subject.plan.cluster}"
