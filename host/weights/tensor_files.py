@@ -169,6 +169,9 @@ def _refuse_complex(tensors: Mapping[str, NDArray[Any]], suffix: str) -> None:
 
 # ---------------------------------------------------------------------- PyTorch
 
+SAFE_TORCH = "2.6"
+"""First version of PyTorch whose ``weights_only=True`` has no known way to run code."""
+
 _WITHIN = ("state_dict", "model", "model_state_dict")
 """Keys under which training scripts keep the tensors."""
 
@@ -176,6 +179,11 @@ _WITHIN = ("state_dict", "model", "model_state_dict")
 @contextlib.contextmanager
 def _open_torch(path: Path) -> Iterator[dict[str, Entry]]:
     torch = require("torch", f"reading {path}")
+    if torch.__version__ < SAFE_TORCH:  # it compares versions, not texts
+        raise UserError(
+            f"reading {path} needs torch {SAFE_TORCH} or newer, since a file can run code in "
+            f"{torch.__version__} (CVE-2025-32434); take a .safetensors or .npz"
+        )
     with open_file(path, MAX_BYTES) as file, warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of old formats
         try:

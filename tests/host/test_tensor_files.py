@@ -108,6 +108,19 @@ def test_nothing_in_them_runs(tmp_path, monkeypatch, wrap):
         pass
 
 
+def test_a_pytorch_in_which_files_can_run_code(tmp_path, monkeypatch):
+    torch.save({"w": torch.ones(2)}, tmp_path / "w.pt")
+    monkeypatch.setattr(torch, "__version__", torch.torch_version.TorchVersion("2.5.1+cpu"))
+    with (
+        pytest.raises(UserError, match=r"needs torch 2.6 or newer, since a file can run code in"),
+        open_tensors(tmp_path / "w.pt"),
+    ):
+        pass
+    monkeypatch.setattr(torch, "__version__", torch.torch_version.TorchVersion("2.10.0"))
+    with open_tensors(tmp_path / "w.pt") as found:
+        assert found.keys() == {"w"}
+
+
 @pytest.mark.parametrize("key", ["state_dict", "model", "model_state_dict"])
 def test_tensors_beside_what_a_training_script_keeps(tmp_path, key):
     torch.save({"epoch": 3, key: {"w": torch.ones(2)}, "optimizer": {"lr": 0.1}}, tmp_path / "w.pt")
