@@ -8,7 +8,6 @@ bytes. A run adds a folder of its own, which the manifest does not list.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import errno
 import fcntl
 import functools
@@ -49,9 +48,10 @@ from fpgapipe.host.build.build_parts import (
     initial_values,
     limit_of,
     needed,
+    with_unread,
 )
 from fpgapipe.host.build.device_file import read_device
-from fpgapipe.host.data.npz_file import NpzFile, npz_bytes
+from fpgapipe.host.data.npz_file import npz_bytes
 from fpgapipe.host.terminal.outputs import MANIFEST as MANIFEST
 from fpgapipe.host.terminal.outputs import RUN as RUN
 from fpgapipe.host.terminal.outputs import how_to_build
@@ -121,12 +121,8 @@ class Build:
             graph = graph_json.from_json(read_text(self.folder / NETWORK, MAX_BYTES[NETWORK]))
         except NetworkError as error:
             raise FileError(self.folder / NETWORK, [str(error)]) from None
-        if not (self.folder / UNREAD).exists():
-            return graph
-        with NpzFile(self.folder / UNREAD) as archive:
-            unread = {name: archive.array(name) for name in sorted(archive.names)}
-        state = dataclasses.replace(graph.state, unread=unread)
-        return dataclasses.replace(graph, state=state)
+        path = self.folder / UNREAD
+        return with_unread(graph, path) if path.exists() else graph
 
     @functools.cached_property
     def _devices(self) -> list[tuple[DeviceProgram, dict[str, NDArray[np.float32]]]]:

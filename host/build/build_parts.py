@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 import hashlib
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 from pathlib import PurePath
 from typing import TYPE_CHECKING
 
@@ -12,8 +13,10 @@ import numpy as np
 from pydantic import TypeAdapter
 
 from fpgapipe import __version__
+from fpgapipe.errors import FileError
 from fpgapipe.host.build.build_hardware import core_name, resources_json
 from fpgapipe.host.build.device_file import DEVICE, IMAGE, PROGRAM, device_files
+from fpgapipe.host.data.npz_file import NpzFile
 from fpgapipe.hw.hls_models.spec.device import ClusterSpec
 from fpgapipe.lowering.program.pipeline import PipelineProgram
 from fpgapipe.lowering.units.step_options import StepOptions
@@ -25,6 +28,7 @@ from fpgapipe.partition.pricing.plan_cores import core_specs
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
+    from pathlib import Path
 
     from numpy.typing import NDArray
 
@@ -195,6 +199,28 @@ def needed(plan: Plan, *, hardware: bool, unread: bool) -> set[str]:
             for name in (DEVICE, PROGRAM, IMAGE)
         }
     )
+
+
+def with_unread(graph: Graph, path: Path) -> Graph:
+    """The network with the values of a build's file of what no layer has.
+
+    Raises
+    ------
+    FileError
+        If the file is damaged, claims more than it holds, or has what the source does not keep.
+    """
+    own = {each.name for layer in graph.layers.values() for each in layer.parameters}
+    with NpzFile(path) as archive:
+        names = sorted(archive.names)
+        headers = [archive.header(name) for name in names]
+        size = sum(math.prod(shape) * dtype.itemsize for shape, dtype in headers)
+        if size > path.stat().st_size:
+            raise FileError(path, ["claims more values than it holds"])
+        kept = set(graph.state.names) - own - graph.aliases.keys()
+        if foreign := [name for name in names if name not in kept]:
+            raise FileError(path, [f"has {foreign[0]}, which {graph.name} keeps in no such file"])
+        unread = {name: archive.array(name) for name in names}
+    return replace(graph, state=replace(graph.state, unread=unread))
 
 
 def initial_values(graph: Graph, seed: int) -> dict[str, NDArray[np.float32]]:

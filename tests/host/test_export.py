@@ -9,9 +9,11 @@ import pytest
 from run_cases import small_network
 
 import fpgapipe
-from fpgapipe.errors import UserError
+from fpgapipe.errors import FileError, UserError
 from fpgapipe.files import remove_folder
+from fpgapipe.host.build.build_parts import with_unread
 from fpgapipe.host.cli.main import main
+from fpgapipe.host.data.npz_file import npz_bytes
 from fpgapipe.host.runtime.checkpoint import Checkpoint
 from fpgapipe.host.weights.parameters_file import read_parameters, source_tensors, with_weights
 
@@ -19,6 +21,7 @@ torch = pytest.importorskip("torch", reason="needs the torch extra")
 pytest.importorskip("safetensors", reason="needs the export extra")
 from torch import nn  # noqa: E402
 
+from fpgapipe.network import graph_json  # noqa: E402
 from fpgapipe.network.frontends.torch.torch_program import from_torch  # noqa: E402
 
 BENCH = Path(__file__).parents[2] / "bench"
@@ -257,3 +260,20 @@ def test_module_weights_in_by_the_command_line(tmp_path, monkeypatch, capsys):
     assert main(words) == 2
     assert "has '7.weight', which cnn has not; did you mean" in capsys.readouterr().err
     assert not (tmp_path / "built").exists()
+
+
+def test_what_a_build_keeps_for_the_module(tmp_path):
+    """Its file comes with the build; one that claims more, or has other names, is refused."""
+    _, graph = imported("cnn")
+    path = tmp_path / "unread.npz"
+    path.write_bytes(npz_bytes(graph.state.unread))
+    found = with_unread(graph_json.from_json(graph_json.to_json(graph)), path)
+    assert found.state == graph.state
+    assert found.state.unread.keys() == graph.state.unread.keys()
+    np.savez_compressed(path, **{"1.num_batches_tracked": np.zeros(1 << 16)})
+    with pytest.raises(FileError, match=r"claims more values than it holds"):
+        with_unread(graph, path)
+    for name in ("other", "0.weight"):
+        path.write_bytes(npz_bytes({name: np.zeros(3)}))
+        with pytest.raises(FileError, match=f"has {name}, which cnn keeps in no such file"):
+            with_unread(graph, path)
