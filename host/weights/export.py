@@ -60,7 +60,7 @@ class Exported(Result):
         """A line: how much of what was written where."""
         count = len(self.tensors)
         yield (
-            f"{self.network} after {self.step:,} mini-batches: {count:,} "
+            f"{self.network} after {self.step:,} mini-batch{'es' * (self.step != 1)}: {count:,} "
             f"tensor{'s' * (count != 1)}, {size_text(self.file.stat().st_size)}, written to "
             f"{self.file}"
         )

@@ -72,7 +72,6 @@ def _read(
     if is_tensor_file(path):
         with open_tensors(path) as found:
             present = _by_names_of(graph, wanted, found)
-            _refuse_others(path, graph, wanted, present)
             every = graph.by_every_name(wanted)
             # A parameter may be there under one or several of its names.
             kept = {graph.aliases.get(name, name) for name in graph.state.names} or {*wanted}
@@ -82,9 +81,9 @@ def _read(
             for alias, name in graph.aliases.items():
                 if alias in present and name not in present:
                     expected.pop(name, None)
-            _refuse_shapes(
-                path, expected, {name: (each.shape, each.dtype) for name, each in present.items()}
-            )
+            headers = {name: (each.shape, each.dtype) for name, each in present.items()}
+            faults = _wrong_shapes(expected, headers) + _foreign(graph, wanted, present)
+            _refuse(path, faults)
             values = {name: before[name] for name in wanted.keys() - kept}
             values |= _by_own_name(path, graph, {name: present[name].read() for name in expected})
             unread = _read_rest(path, graph, present)
@@ -94,7 +93,8 @@ def _read(
         values = dict(checkpoint.state)
         if not checkpoint.has_own_layout:
             values |= _in_own_layout(path, graph, values)
-        _refuse_shapes(path, wanted, {key: (it.shape, it.dtype) for key, it in values.items()})
+        headers = {name: (each.shape, each.dtype) for name, each in values.items()}
+        _refuse(path, _wrong_shapes(wanted, headers))
     with np.errstate(over="ignore"):  # values too large for FP32 become infinite and are refused
         parameters = {name: values[name].astype(np.float32) for name in wanted}
     _refuse(
@@ -181,24 +181,19 @@ def _by_names_of(
     return dict(found)
 
 
-def _refuse_others(
-    path: Path, graph: Graph, wanted: Collection[str], found: Collection[str]
-) -> None:
-    """Refuse tensors that the network's source has not, but for counters of its statistics."""
+def _foreign(graph: Graph, wanted: Collection[str], found: Collection[str]) -> list[str]:
+    """Faults of tensors that the network's source has not, but for counters of its statistics."""
     known = {*wanted, *graph.aliases, *graph.state.names}
     others = [
         name
         for name in found
         if name not in known and not (is_counter(name) and mean_of(name) in known)
     ]
-    _refuse(
-        path,
-        [
-            f"has {shown(name)}, which {graph.name} has not"
-            + (nearest(name, sorted(known)) if number < MAX_FAULTS else "")
-            for number, name in enumerate(others)
-        ],
-    )
+    return [
+        f"has {shown(name)}, which {graph.name} has not"
+        + (nearest(name, sorted(known)) if number < MAX_FAULTS else "")
+        for number, name in enumerate(others)
+    ]
 
 
 def _read_rest(path: Path, graph: Graph, found: Mapping[str, Entry]) -> dict[str, NDArray[Any]]:
@@ -269,12 +264,11 @@ def _by_own_name(
     return found
 
 
-def _refuse_shapes(
-    path: Path,
+def _wrong_shapes(
     wanted: Mapping[str, tuple[int, ...]],
     found: Mapping[str, tuple[tuple[int, ...], np.dtype[Any]]],
-) -> None:
-    """Refuse parameters of wrong shapes or types, before memory is allocated for them."""
+) -> list[str]:
+    """Faults of parameters of wrong shapes or types, before memory is allocated for them."""
     faults = []
     for name, shape in wanted.items():
         numbers = f"floating-point numbers of shape {shape}"
@@ -284,7 +278,7 @@ def _refuse_shapes(
         came, dtype = found[name]
         if came != shape or dtype.kind != "f":
             faults.append(f"parameter {name} must be {numbers}, not {dtype} of shape {came}")
-    _refuse(path, faults)
+    return faults
 
 
 def _refuse(path: Path, faults: list[str]) -> None:

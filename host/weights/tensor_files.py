@@ -239,7 +239,7 @@ def _torch_bytes(tensors: Mapping[str, NDArray[Any]]) -> bytes:
 def _line(error: Exception) -> str:
     """The first sentence of an error, without the advice that follows it."""
     text = " ".join(str(error).split()) or type(error).__name__
-    return text[:200]
+    return text.split(". ")[0][:200]
 
 
 _TORCH = TensorFormat(_open_torch, _torch_bytes)
