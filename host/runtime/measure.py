@@ -199,8 +199,8 @@ class Times:
 
         A load begins here when it has become the oldest of its queue, as the registers show it.
         """
-        opcodes = [each.opcode for each in program.instructions[: len(program.kernel_of)]]
-        is_load, is_store = (np.array([each is op for each in opcodes]) for op in _TIMED)
+        opcodes = program.instructions.opcodes[: len(program.kernel_of)]
+        is_load, is_store = (opcodes == op for op in _TIMED)
         begins = np.full(len(opcodes), inf)
         (loads,) = np.nonzero(is_load)
         begun, ended = np.asarray(starts), np.asarray(ends)
@@ -224,7 +224,7 @@ class Times:
         count = len(program.kernel_of)
         begins, ends = np.full(count, inf), np.full(count, -inf)
         for queue, opcode in enumerate(_TIMED):
-            own = [n for n in range(count) if program.instructions[n].opcode is opcode]
+            own = program.instructions.places_of(opcode).tolist()
             seen = readings[readings[:, 0] // 2 % 2 == queue]
             began, ended = _follow(own, seen, end)
             if opcode is Opcode.LOAD:
@@ -237,10 +237,9 @@ class Times:
     def _takes(self) -> NDArray[np.bool_]:
         """Whether each instruction waits for a RECEIVE."""
         program = self.program.instructions[: len(self.begins)]
-        signals = {
-            number for each in program if each.opcode is Opcode.RECEIVE for number in each.signal
-        }
-        return np.array([not signals.isdisjoint(each.wait) for each in program])
+        signals = program.signals[program.places_of(Opcode.RECEIVE)]
+        takes: NDArray[np.bool_] = program.waits & np.bitwise_or.reduce(signals) != 0
+        return takes
 
     def tasks(self) -> list[tuple[float, float]]:
         """Cycles in which each task begins and ends."""

@@ -10,6 +10,7 @@ from test_fbp import CORE, network
 from test_microbatches import ORDERS, run, tasks_of
 from test_pipeline import cut
 
+from fpgapipe.hw.hls_models.isa.instructions import Opcode
 from fpgapipe.lowering.lower import build_pipeline
 from fpgapipe.lowering.memory.layout import memory_bytes
 from fpgapipe.lowering.memory.memory_map import LABELS, LOSS
@@ -48,9 +49,10 @@ def test_the_check_finds_a_tensor_that_is_overwritten(monkeypatch):
 
 def test_the_check_finds_a_wait_that_is_missing():
     program = pipeline_of(network(), "1f1b-as")[0]
-    for at, each in enumerate(program.instructions):
-        if each.opcode.name == "LOAD" and 10 in each.wait:
-            program.instructions[at] = replace(each, wait=tuple(n for n in each.wait if n != 10))
+    found = program.instructions
+    waits = np.where(found.opcodes == Opcode.LOAD, found.waits & ~(1 << 10), found.waits)
+    assert (waits != found.waits).any()
+    program = replace(program, instructions=found.having(waits=waits))
     with pytest.raises(AssertionError, match="before it is written"):
         check_sharing(program)
 

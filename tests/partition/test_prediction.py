@@ -15,7 +15,8 @@ from fpgapipe.errors import UserError
 from fpgapipe.host.runtime.measure import RESOLUTION_CYCLES, Times, measure_build, watched
 from fpgapipe.hw.hls_models.cycles.core_cycles import MemorySpec
 from fpgapipe.hw.hls_models.cycles.link_cycles import WireTiming
-from fpgapipe.hw.hls_models.isa.instructions import Opcode
+from fpgapipe.hw.hls_models.isa.instructions import Instruction, Opcode
+from fpgapipe.hw.hls_models.isa.program import Program
 from fpgapipe.hw.hls_models.spec.core_spec import ScratchpadSpec
 from fpgapipe.lowering.lower import build_pipeline
 from fpgapipe.lowering.schedule.schedule import Task, TaskKind
@@ -182,13 +183,9 @@ def test_closed_forms_of_layers():
 
 def test_times_from_readings():
     """The queue of loads is idle for a time; of two stores at once the second is never seen."""
-    loads, stores = (Opcode.LOAD, 0), (Opcode.STORE, 1)
-    instructions = [
-        SimpleNamespace(opcode=opcode, wait=(), signal=())
-        for opcode, _ in (loads, loads, stores, stores)
-    ]
+    instructions = [Instruction(Opcode.LOAD)] * 2 + [Instruction(Opcode.STORE)] * 2
     program = SimpleNamespace(
-        instructions=instructions,
+        instructions=Program.of(instructions),
         kernel_of=[0, 1, 0, 1],
         kernels=[
             SimpleNamespace(name="a", layer="one", task=0),
@@ -212,9 +209,9 @@ def test_times_from_readings():
     assert times.tasks() == [(150, 480)]
     assert times.layers() == {("one", TaskKind.F): 330}
     # The second load is of what is received.
-    instructions[1].wait = (3,)
-    instructions[3].opcode, instructions[3].signal = Opcode.RECEIVE, (3,)
-    program.instructions = instructions
+    instructions[1] = Instruction(Opcode.LOAD, wait=(3,))
+    instructions[3] = Instruction(Opcode.RECEIVE, signal=(3,))
+    program.instructions = Program.of(instructions)
     times = Times(program, times.begins, times.ends)
     assert times.tasks() == [(450, 480)]
 
