@@ -293,8 +293,8 @@ def blocks(spec: CoreSpec) -> dict[str, Block]:
         ),
         "datapath": Block(
             engines,
-            f"{spec.rows}_{spec.cols}_{spec.acc_depth}",
-            lambda: GemmDatapath(DatapathSpec(spec.rows, spec.cols, spec.acc_depth)),
+            f"{spec.rows}_{spec.cols}_{spec.acc_depth}" + "_packed" * spec.array.is_packed,
+            lambda: GemmDatapath(DatapathSpec(spec.rows, spec.cols, spec.acc_depth, spec.form)),
         ),
         "result writer": Block(engines, f"{spec.cols}_{bits}", lambda: ResultWriter(spec)),
         "scratchpad": Block(1, memory, lambda: Scratchpad(ports)),

@@ -11,6 +11,7 @@ import sysconfig
 from pathlib import Path
 
 from fpgapipe.errors import UserError
+from fpgapipe.hw.rtl.lib.primitives import with_primitives
 from fpgapipe.sim_tb.native.verilate import ports_of
 from fpgapipe.tools import run_tool
 
@@ -78,6 +79,7 @@ def compile_for_icarus(
 
     if missing := missing_for_icarus():
         raise UserError(missing)
+    verilog = with_primitives(verilog)
     ports = ports_of(verilog, top)
     tops = ["-s", top]
     if waves:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from fpgapipe.errors import UserError
+from fpgapipe.hw.rtl.lib.primitives import with_primitives
 from fpgapipe.sim_tb import substitutes
 from fpgapipe.sim_tb.native.clock_enable import clock_enable
 from fpgapipe.sim_tb.native.compiler import GXX, native_compiler
@@ -257,7 +258,7 @@ def build_native(
         *(name for name in design.sources if name.endswith(".cpp")),
         f"{top}.v",
     ]
-    texts = {f"{top}.v": design.verilog, **harness}
+    texts = {f"{top}.v": with_primitives(design.verilog), **harness}
     rewrites = {name: files.joinpath(name).read_text() for name in _REWRITES}
     made_of = texts | rewrites
     ingredients = {
@@ -274,7 +275,7 @@ def build_native(
             if fast.blocks.substituted:
                 checked = simulation is Simulation.VERIFIED
                 rewritten = idle_clocks(rewritten, top, checked=checked)
-            (folder / f"{top}.v").write_text(rewritten)
+            (folder / f"{top}.v").write_text(with_primitives(rewritten))
         compile_model(
             folder,
             arguments,

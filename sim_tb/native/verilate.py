@@ -35,6 +35,7 @@ from fpgapipe.cache import (
     store,
 )
 from fpgapipe.errors import UserError
+from fpgapipe.hw.rtl.lib.primitives import with_primitives
 from fpgapipe.library_cache import cached_library
 from fpgapipe.sim_tb.native.compiler import GXX
 from fpgapipe.sim_tb.native.small_models import merge_sources
@@ -152,6 +153,7 @@ def build(
     ToolError
         If Verilator or g++ fails.
     """
+    verilog = with_primitives(verilog)
     control = _control_file(verilog, top)
     options = [*VERILATOR_FLAGS, *flags]
     if waves:

@@ -16,11 +16,16 @@
 // A reset drops the marks that travel with loads and swaps: the cells that they have not reached
 // keep what they had. `reset` computes what this leaves in the cells, and repeats the sums of the
 // vectors under way. No vector under way is valid then, but their sums stay visible.
+//
+// Where cells are packed (gemm/packed.py), rows of all cascades move at the same time, a pair of
+// columns takes one tick, and loads and swaps are later; the rest is the same. Sums that lack the
+// bias of a cascade leave in the first ticks, as if it had been subtracted.
 
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
 #include <deque>
+#include <stdexcept>
 #include <vector>
 
 #include "block_bits.hpp"
@@ -108,11 +113,13 @@ Kernel kernel() {
 
 class Array final : public fpgapipe::Substitute {
   public:
-    Array(unsigned rows, unsigned cols, unsigned acc_bits)
+    // Plain cells are said to have no cascades.
+    Array(unsigned rows, unsigned cols, unsigned acc_bits, unsigned cascades, unsigned latency)
         : rows_(rows),
           cols_(cols),
           acc_bits_(acc_bits),
-          latency_(rows + cols),
+          cascades_(cascades),
+          latency_(latency),
           pairs_((rows + 1) / 2),
           wide_((cols + block_cols - 1) / block_cols * block_cols),
           kernel_(kernel()),
@@ -120,12 +127,25 @@ class Array final : public fpgapipe::Substitute {
           sums_(size_t(latency_) * wide_),
           spare_(matrix_size()),
           active_(matrix_size()),
-          loads_(cols, std::deque<Load>{{0, std::vector<int8_t>(rows)}}) {}
+          loads_(cols, std::deque<Load>{{0, std::vector<int8_t>(rows)}}) {
+        if (!cascades) return;
+        // The vectors of ticks before the first have passed the first DSP of some pairs, without
+        // its bias. The delay lines below begin with zeros.
+        const unsigned below = rows_ / cascades_ + cascades_ + 1;
+        for (unsigned age = 0; age < latency_; ++age) {
+            int32_t* sums = sums_.data() + size_t(age ? latency_ - age : 0) * wide_;
+            for (unsigned c = 0; c < cols_; c += 2)
+                if (age > c / 2 + 1 && age < c / 2 + below) sums[c] = -int32_t(cascades << 18);
+        }
+    }
 
     const bool is_faulty = fpgapipe::faulty("array");
 
     // Move everything by one tick. `column` is the column that `weights` are for, or negative.
     void tick(const int8_t* vector, const int8_t* weights, int column, bool swap) {
+        if (cascades_ && (std::memchr(vector, 0x80, rows_) ||
+                          (column >= 0 && std::memchr(weights, 0x80, rows_))))
+            throw std::runtime_error("-128 enters a packed cell");
         ++now_;
         place_ = place_ + 1 == latency_ ? 0 : place_ + 1;
         int16_t* here = vectors_.data() + size_t(place_) * 2 * pairs_;
@@ -150,7 +170,8 @@ class Array final : public fpgapipe::Substitute {
         if (column >= 0) {
             auto& history = loads_[column];
             history.push_back({now_, std::vector<int8_t>(weights, weights + rows_)});
-            while (history.size() > 1 && now_ - history[1].tick >= rows_) history.pop_front();
+            while (history.size() > 1 && now_ - history[1].tick > load_ticks(rows_ - 1))
+                history.pop_front();
             for (unsigned r = 0; r < rows_; ++r) *at(spare_, r, column) = weights[r];
         }
     }
@@ -160,11 +181,11 @@ class Array final : public fpgapipe::Substitute {
         is_settled_ = false;
         for (unsigned c = 0; c < cols_; ++c) {
             auto& history = loads_[c];
-            if (now_ - history.back().tick + 1 < rows_) {
+            if (now_ - history.back().tick < load_ticks(rows_ - 1)) {
                 std::vector<int8_t> left(rows_);
                 for (unsigned r = 0; r < rows_; ++r) {
                     size_t last = history.size() - 1;
-                    while (last > 0 && history[last].tick + r > now_) --last;
+                    while (last > 0 && history[last].tick + load_ticks(r) > now_) --last;
                     left[r] = history[last].weights[r];
                     *at(spare_, r, c) = left[r];
                 }
@@ -184,7 +205,7 @@ class Array final : public fpgapipe::Substitute {
             for (unsigned r = 0; r < rows_; ++r) {
                 for (unsigned c = 0; c < cols_; ++c) {
                     const size_t index = index_of(r, c);
-                    if (r + c <= now_ - swaps_[i].tick) weights.data()[index] = after[index];
+                    if (swap_ticks(r, c) <= now_ - swaps_[i].tick) weights.data()[index] = after[index];
                 }
             }
             const uint64_t end = is_last ? now_ : swaps_[i + 1].tick;
@@ -220,6 +241,13 @@ class Array final : public fpgapipe::Substitute {
         void archive(fpgapipe::Archive& archive) { archive(tick, before); }
     };
 
+    // Ticks from entering until a column of weights is in a row, and a swap in a cell.
+    unsigned load_ticks(unsigned row) const {
+        return cascades_ ? row % (rows_ / cascades_) + 2 : row;
+    }
+    unsigned swap_ticks(unsigned row, unsigned col) const {
+        return cascades_ ? row % (rows_ / cascades_) + col / 2 + 1 : row + col;
+    }
     size_t matrix_size() const { return size_t(pairs_) * wide_ * 2; }
     size_t index_of(unsigned r, unsigned c) const {
         return (size_t(r / 2) * wide_ + c) * 2 + r % 2;
@@ -232,7 +260,7 @@ class Array final : public fpgapipe::Substitute {
                 sums_.data() + size_t(place) * wide_);
     }
 
-    const unsigned rows_, cols_, acc_bits_, latency_, pairs_, wide_;
+    const unsigned rows_, cols_, acc_bits_, cascades_, latency_, pairs_, wide_;
     const Kernel kernel_;
     Aligned<int16_t> vectors_;  // ring of the last vectors
     Aligned<int32_t> sums_;     // ring of their sums
@@ -247,8 +275,9 @@ class Array final : public fpgapipe::Substitute {
 
 }  // namespace
 
-extern "C" void* fpgapipe_array_create(int rows, int cols, int acc_bits) {
-    return new Array(rows, cols, acc_bits);
+extern "C" void* fpgapipe_array_create(int rows, int cols, int acc_bits, int cascades,
+                                         int latency) {
+    return new Array(rows, cols, acc_bits, cascades, latency);
 }
 extern "C" void fpgapipe_array_destroy(void* array) { delete static_cast<Array*>(array); }
 extern "C" void fpgapipe_array_step(void* handle, unsigned char advance, unsigned char reset,

@@ -53,11 +53,12 @@ def random_product(
 ) -> Product:
     """Draw a product with random or least elements, and codes from one range or several."""
     vectors, columns = m * k * n, spec.cols * k * n
-    low, high = (0, 1) if rng.random() < 0.1 else (-128, 128)
+    least = spec.array.least_operand
+    low, high = (0, 1) if rng.random() < 0.1 else (least, 128)
     kinds = CODES if rng.random() < 0.3 else CODES[:1]
 
     def operand(count: int) -> tuple[NDArray[np.int8], NDArray[np.uint8]]:
-        elements = rng.integers(low, high, (count, spec.rows)) if high > 1 else -128
+        elements = rng.integers(low, high, (count, spec.rows)) if high > 1 else least
         kind = np.array(kinds)[rng.integers(len(kinds), size=count)]
         codes = rng.integers(kind[:, 0], kind[:, 1], endpoint=True)
         return np.full((count, spec.rows), elements, np.int8), codes.astype(np.uint8)

@@ -56,20 +56,22 @@ class Bench:
 
 def random_tile(spec: SystolicSpec, rng: np.random.Generator, m: int) -> Tile:
     """Draw a tile from all values that an operand can have."""
-    limit = 1 << (spec.operand_bits - 1)
+    least, limit = spec.least_operand, 1 << (spec.operand_bits - 1)
     return (
-        rng.integers(-limit, limit, (spec.rows, spec.cols)),
-        rng.integers(-limit, limit, (m, spec.rows)),
+        rng.integers(least, limit, (spec.rows, spec.cols)),
+        rng.integers(least, limit, (m, spec.rows)),
     )
 
 
 def extreme_tiles(spec: SystolicSpec) -> list[Tile]:
     """Tiles with the largest and smallest sums, and one that distinguishes all rows and columns."""
-    limit = 1 << (spec.operand_bits - 1)
-    most = np.full((spec.rows, spec.cols), -limit)
-    vectors = np.array([[-limit] * spec.rows, [limit - 1] * spec.rows, [0] * spec.rows])
+    least, limit = spec.least_operand, 1 << (spec.operand_bits - 1)
+    most = np.full((spec.rows, spec.cols), least)
+    others = np.where(np.arange(spec.cols) % 2, least, limit - 1) + 0 * most
+    vectors = np.array([[least] * spec.rows, [limit - 1] * spec.rows, [0] * spec.rows])
     index = np.arange(spec.rows * spec.cols).reshape(spec.rows, spec.cols) % limit
-    return [(most, vectors), (-1 - most, vectors), (index, np.eye(spec.rows, dtype=np.int64))]
+    tiles = [most, np.full_like(most, limit - 1), others, limit - 1 + least - others]
+    return [*((each, vectors) for each in tiles), (index, np.eye(spec.rows, dtype=np.int64))]
 
 
 @cocotb.test(timeout_time=200, timeout_unit="us")

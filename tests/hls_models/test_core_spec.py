@@ -14,6 +14,7 @@ from fpgapipe.hw.hls_models.model.registers import RegisterMap
 from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec, ScratchpadSpec, VectorSpec
 from fpgapipe.hw.hls_models.spec.link import LinkEngineSpec
 from fpgapipe.hw.hls_models.spec.on_chip import OnChipSpec
+from fpgapipe.hw.hls_models.spec.systolic import Form, SystolicSpec
 
 SMALL = CoreSpec(
     4, 4, scratchpad=ScratchpadSpec(2, 4096, 8), vector=VectorSpec(1, 1, random=False),
@@ -29,6 +30,16 @@ def test_digests_of_cores_without_options_stay():
     others = {SMALL.digest, plain.digest, replace(SMALL, vector=VectorSpec(1, 1)).digest}
     wide = replace(SMALL, scratchpad=ScratchpadSpec(2, 4096))
     assert len({*others, wide.digest}) == 4
+
+
+def test_cores_with_packed_cells_are_others():
+    packed = CoreSpec(4, 4, form=Form.PACKED)
+    assert packed.digest not in (CoreSpec(4, 4).digest, CoreSpec(4, 8, form=Form.PACKED).digest)
+    assert packed.array == SystolicSpec(4, 4, form=Form.PACKED)
+    assert TypeAdapter(CoreSpec).validate_json(TypeAdapter(CoreSpec).dump_json(packed)) == packed
+    message = "packed cols must be even and at least 4, not 5"
+    with pytest.raises(ValueError, match=f"^{message}$"):
+        CoreSpec(4, 5, form=Form.PACKED)
 
 
 @pytest.mark.parametrize("port_bytes", [0, 4, 24, 128])

@@ -8,6 +8,7 @@ from core_cases import some_of
 
 from fpgapipe.hw.hls_models.model.datapath import ACC_CYCLES, RESULT_CYCLES, DatapathSpec
 from fpgapipe.hw.hls_models.numerics import fp32
+from fpgapipe.hw.hls_models.spec.systolic import Form
 from fpgapipe.hw.rtl.gemm.datapath import GemmDatapath
 from fpgapipe.hw.rtl.verilog import verilog_of
 from fpgapipe.sim_tb.drivers.simulate import SimulationError, simulate, simulate_verilog
@@ -99,6 +100,20 @@ def test_large_products_are_exact_before_the_additions():
         np.testing.assert_array_equal(results[column * m + vector], total)
 
 
+def test_packed_cells_change_no_bit():
+    rng = np.random.default_rng(0)
+    plain, packed = (DatapathSpec(32, 8, 64, form) for form in Form)
+    a, b = (rng.integers(-127, 128, (size, 32)).astype(np.int8) for size in (60, 16))
+    arguments = (30, 2, 1, a, codes(60), b, codes(16))
+    results = [spec.compute(*arguments, np.zeros((64, 8), np.float32)) for spec in (plain, packed)]
+    np.testing.assert_array_equal(*results)
+    # A cascade of 16 rows and 4 pairs, and the registers of an activation and of the cascades' sum.
+    assert packed.latency_cycles == 16 + 4 + 1 + 1 + RESULT_CYCLES
+    b[3, 5] = -128
+    with pytest.raises(ValueError, match=r"^systolic weights must be in -127\.\.127"):
+        packed.compute(*arguments, np.zeros((64, 8), np.float32))
+
+
 def test_predicts_cycles_counted_by_hand():
     spec = DatapathSpec(rows=2, cols=3, acc_depth=16)
     assert (ACC_CYCLES, RESULT_CYCLES, spec.latency_cycles) == (8, 8, 13)
@@ -160,8 +175,10 @@ def test_what_a_column_has_is_one_module():
         DatapathSpec(2, 5, 32),
         DatapathSpec(16, 4, 16),
         DatapathSpec(8, 8, 64),
+        DatapathSpec(4, 4, 16, Form.PACKED),
+        DatapathSpec(32, 6, 64, Form.PACKED),
     ],
-    ids=lambda spec: f"{spec.rows}x{spec.cols}",
+    ids=lambda spec: f"{spec.rows}x{spec.cols}, {spec.form}",
 )
 def test_gateware_matches_model(spec, tmp_path):
     assert simulate(GemmDatapath(spec), "tb_datapath", tmp_path).tests == TESTS

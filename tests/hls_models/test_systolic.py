@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from core_cases import some_of
 
-from fpgapipe.hw.hls_models.spec.systolic import SystolicSpec
+from fpgapipe.errors import ToolError
+from fpgapipe.hw.hls_models.spec.systolic import Form, SystolicSpec
 from fpgapipe.hw.rtl.gemm.systolic import SystolicArray
 from fpgapipe.hw.rtl.verilog import verilog_of
 from fpgapipe.sim_tb.drivers.simulate import SimulationError, simulate, simulate_verilog
@@ -65,6 +66,23 @@ def test_predicts_cycles_counted_by_hand():
             {"rows": 4, "cols": 4, "acc_bits": 17},
             "systolic acc_bits must be at least 18 (4 products of 8-bit operands), not 17",
         ),
+        (
+            {"rows": 4, "cols": 4, "form": "packed", "operand_bits": 4},
+            "packed operand_bits must be 8, not 4",
+        ),
+        (
+            {"rows": 20, "cols": 4, "form": "packed"},
+            "packed rows must be 1..16 or 32, not 20",
+        ),
+        (
+            {"rows": 4, "cols": 2, "form": "packed"},
+            "packed cols must be even and at least 4, not 2",
+        ),
+        (
+            {"rows": 4, "cols": 7, "form": "packed"},
+            "packed cols must be even and at least 4, not 7",
+        ),
+        ({"rows": 4, "cols": 8, "form": "dense"}, "'dense' is not a valid Form"),
     ],
 )
 def test_refuses_sizes(arguments, message):
@@ -88,6 +106,23 @@ def test_refuses_sizes(arguments, message):
 def test_refuses_operands(activations, weights, error, message):
     with pytest.raises(error, match=f"^{re.escape(message)}$"):
         SystolicSpec(rows=5, cols=3).compute(activations, weights)
+
+
+def test_packed_operands_are_never_the_least():
+    spec = SystolicSpec(rows=1, cols=4, form=Form.PACKED)
+    message = r"^systolic weights must be in -127\.\.127 \(packed 8-bit operands\), not -128$"
+    with pytest.raises(ValueError, match=message):
+        spec.compute(np.ones((1, 1), np.int8), np.full((1, 4), -128, np.int8))
+
+
+def test_packed_cells_take_half_of_the_dsps_and_fill_sooner():
+    plain, packed = (SystolicSpec(32, 64, form=form) for form in Form)
+    assert (plain.dsps, packed.dsps) == (2048, 1024)
+    assert (plain.acc_bits, packed.acc_bits) == (21, 20)
+    assert plain.load_cycles == packed.load_cycles == 65
+    # 16 rows of a cascade, 32 pairs, the activation's register and the sum of both cascades.
+    assert (plain.latency_cycles, packed.latency_cycles) == (96, 16 + 32 + 1 + 1)
+    assert SystolicSpec(8, 8, form=Form.PACKED).latency_cycles == 8 + 4 + 1
 
 
 def test_refuses_no_vectors():
@@ -121,8 +156,12 @@ def test_verilog_is_the_same_every_time():
         SystolicSpec(5, 3),
         SystolicSpec(8, 8),
         SystolicSpec(3, 4, operand_bits=4, acc_bits=24),
+        SystolicSpec(1, 4, form=Form.PACKED),
+        SystolicSpec(5, 6, acc_bits=24, form=Form.PACKED),
+        SystolicSpec(16, 4, form=Form.PACKED),
+        SystolicSpec(32, 8, form=Form.PACKED),
     ],
-    ids=lambda spec: f"{spec.rows}x{spec.cols}x{spec.operand_bits}",
+    ids=lambda spec: f"{spec.rows}x{spec.cols}x{spec.operand_bits}, {spec.form}",
 )
 def test_gateware_matches_model(spec, tmp_path):
     assert simulate(SystolicArray(spec), "tb_systolic", tmp_path).tests == TESTS
@@ -178,6 +217,66 @@ def test_testbench_sees(fault, tmp_path):
             seed=1,
         )
     assert test in caught.value.failures
+
+
+# A fault in packed cells of 2x4 cells, and the test that has to see it.
+PACKED_FAULTS = {
+    "puts the right weight too low": (
+        r"\.D\(\{ weights\[7:0\], 19'h00000 \}\)",
+        ".D({ weights[7], weights[7:0], 18'h00000 })",
+        "matches_model",
+    ),
+    "makes the next weights active at once": (
+        r"\.CEAD\([^)]*\)",
+        ".CEAD(advance)",
+        "matches_model",
+    ),
+    "adds no bias": (r"\.RND\(48'h000000040000\)", ".RND(48'h000000000000)", "matches_model"),
+    "adds the bias in every row": (r"\.OPMODE\(9'h015\)", ".OPMODE(9'h115)", "matches_model"),
+    "makes the next weights active while it rests": (
+        r"(assign \S+  = )advance & swaps\[0\];",
+        r"\1swaps[0];",
+        "forgets_at_reset",
+    ),
+    "takes a weight a cycle late": (
+        r"\.CEA2\(load\[0\]\)",
+        ".CEA2(later_marks[0])",
+        "matches_model",
+    ),
+    "forgets a bit of a cascade": (
+        r"\.PCIN\(below0\)",
+        ".PCIN(below0 & 48'hfffffffbffff)",
+        "matches_model",
+    ),
+}
+
+
+@pytest.mark.sim
+@pytest.mark.parametrize("fault", some_of(PACKED_FAULTS, kept=3))
+def test_testbench_sees_in_packed_cells(fault, tmp_path):
+    pattern, replacement, test = PACKED_FAULTS[fault]
+    verilog = verilog_of(SystolicArray(SystolicSpec(2, 4, form=Form.PACKED)))
+    faulty, count = re.subn(pattern, replacement, verilog)
+    assert count
+    with pytest.raises(SimulationError) as caught:
+        simulate_verilog(
+            faulty,
+            "tb_systolic",
+            tmp_path,
+            parameters={"rows": 2, "cols": 4, "form": Form.PACKED},
+            seed=1,
+        )
+    assert test in caught.value.failures
+
+
+@pytest.mark.sim
+def test_gateware_stops_at_the_least_operand(tmp_path):
+    """Plain cells take -128, packed ones do not."""
+    sizes = {"rows": 2, "cols": 4, "acc_bits": 17}
+    verilog = verilog_of(SystolicArray(SystolicSpec(**sizes, form=Form.PACKED)))
+    with pytest.raises(ToolError) as caught:
+        simulate_verilog(verilog, "tb_systolic", tmp_path, parameters=sizes)
+    assert "-128 enters a packed cell" in str(caught.value)
 
 
 def test_yosys_runs_where_its_own_cache_cannot_be_written(tmp_path, monkeypatch):

@@ -6,7 +6,7 @@ import pytest
 from test_dma import TESTS, Engines, spec_of
 
 from fpgapipe.errors import UserError
-from fpgapipe.hw.hls_models.spec.systolic import SystolicSpec
+from fpgapipe.hw.hls_models.spec.systolic import Form, SystolicSpec
 from fpgapipe.hw.rtl.arith.fp32 import Fp32Adder
 from fpgapipe.hw.rtl.gemm.systolic import SystolicArray
 from fpgapipe.hw.rtl.verilog import verilog_of
@@ -25,6 +25,14 @@ def test_pipeline_matches_model(tmp_path, monkeypatch):
     found = simulate(SystolicArray(SystolicSpec(2, 3)), "tb_systolic", tmp_path, waves=True, seed=1)
     assert "$var" in found.waves.read_text()
     assert (tmp_path / "top.vvp").exists()
+
+
+@installed
+@pytest.mark.sim
+def test_packed_cells_match_model(tmp_path):
+    """Icarus has the same model of a DSP as Verilator."""
+    array = SystolicArray(SystolicSpec(3, 4, form=Form.PACKED))
+    simulate(array, "tb_systolic", tmp_path, seed=1, simulator="icarus")
 
 
 @installed

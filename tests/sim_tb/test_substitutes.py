@@ -7,14 +7,17 @@ import importlib.util
 import json
 import os
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from array_driver import array_driver
 from reader_driver import CHANCES, reader_driver
 
 from fpgapipe.errors import UserError
 from fpgapipe.hw.hls_models.model.datapath import DatapathSpec
 from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec, ScratchpadSpec, VectorSpec
+from fpgapipe.hw.hls_models.spec.systolic import Form
 from fpgapipe.hw.rtl.arith.mx import BlockQuantiser
 from fpgapipe.hw.rtl.dma.scratchpad import Scratchpad, ScratchpadPorts
 from fpgapipe.hw.rtl.gemm.datapath import GemmDatapath
@@ -45,6 +48,9 @@ DRIVEN = (
     Driven("vector_lane_array", {"advance": 0.8}),
     Driven("reader_driver", CHANCES, counted="read__valid"),
 )
+PACKED = (replace(ARRAY, module="array_driver"), Driven("accumulator_columns"))
+"""What is driven where cells are packed: the other blocks are the same."""
+
 PORTS = ScratchpadPorts(ScratchpadSpec(2, 512), 3, 3, frozenset({1}), frozenset({2}))
 FAULTS = ("-CFLAGS", "-DFPGAPIPE_FAULTS")
 
@@ -72,6 +78,21 @@ def lockstep_library(rows, cols, number, flags=()):
     return build_native(top, "lockstep", simulation=Simulation.VERIFIED, flags=flags)
 
 
+def packed_library(rows, cols, number, flags=()):
+    """Library of a design that compares an array of packed cells with its substitute."""
+    spec = DatapathSpec(rows, cols, 64, Form.PACKED)
+    texts = split_modules(verilog_of(GemmDatapath(spec), "datapath"))
+    texts["array_driver"] = array_driver(texts["systolic_cells"])
+    top = lockstep_top("".join(texts.values()), PACKED, number, SEED)
+    return build_native(top, "lockstep", simulation=Simulation.VERIFIED, flags=flags)
+
+
+@pytest.fixture(scope="module", params=[(3, 6), (32, 4)], ids=str)
+def packed(request):
+    """Arrays of packed cells, with one cascade and with two, whose substitutes may have a fault."""
+    return packed_library(*request.param, 2000, FAULTS)
+
+
 @pytest.fixture(scope="module")
 def small():
     """Blocks of odd sizes, more columns than rows, whose substitutes may have a fault."""
@@ -86,12 +107,20 @@ def test_substitutes_equal_their_verilog(small, simd, monkeypatch):
         assert device.run(stall_cycles=None) > 2000
 
 
-def test_what_was_compared_is_recorded(small, monkeypatch):
+@pytest.mark.parametrize("simd", SIMD)
+def test_packed_cells_equal_their_verilog(packed, simd, monkeypatch):
+    monkeypatch.setenv("FPGAPIPE_SIMD", simd)
+    with NativeDevice(packed) as device:
+        assert device.run(stall_cycles=None) > 2000
+
+
+def test_what_was_compared_is_recorded(small, packed, monkeypatch):
     """The record is renewed only by this test, after all blocks have equalled their models."""
-    for simd in SIMD:
-        monkeypatch.setenv("FPGAPIPE_SIMD", simd)
-        with NativeDevice(small) as device:
-            device.run(stall_cycles=None)
+    for library in (small, packed):
+        for simd in SIMD:
+            monkeypatch.setenv("FPGAPIPE_SIMD", simd)
+            with NativeDevice(library) as device:
+                device.run(stall_cycles=None)
     found = {block.name: compared.digest_of(block) for block in BLOCKS}
     if os.environ.get("FPGAPIPE_RECORD") == "1":
         compared.RECORD.write_text(json.dumps(found, indent=2) + "\n")
@@ -115,6 +144,16 @@ def test_comparison_sees_a_fault(small, block, monkeypatch):
             rf"lockstep\.block{where.get(block, index)} differs from its Verilog in signal "
             r"(sums|totals|o__31|reads__\d__data|o__payload)$",
         ),
+    ):
+        device.run(stall_cycles=None)
+
+
+@pytest.mark.parametrize("fault", ["array", "array that forgets a swap"])
+def test_comparison_sees_a_fault_in_packed_cells(packed, fault, monkeypatch):
+    monkeypatch.setenv("FPGAPIPE_FAULT", fault)
+    with (
+        NativeDevice(packed) as device,
+        pytest.raises(DeviceError, match=r"differs from its Verilog in signal sums$"),
     ):
         device.run(stall_cycles=None)
 
@@ -174,6 +213,16 @@ def test_instances_have_their_own_state(small):
 @pytest.mark.parametrize("shape", [(32, 32), (16, 8), (4, 20), (1, 1), (33, 17)], ids=str)
 def test_ten_thousand_tiles(shape, monkeypatch):
     library = lockstep_library(*shape, 10_000)
+    for simd in SIMD:
+        monkeypatch.setenv("FPGAPIPE_SIMD", simd)
+        with NativeDevice(library) as device:
+            device.run(stall_cycles=None)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shape", [(32, 32), (16, 8), (5, 20), (1, 4)], ids=str)
+def test_ten_thousand_tiles_of_packed_cells(shape, monkeypatch):
+    library = packed_library(*shape, 10_000)
     for simd in SIMD:
         monkeypatch.setenv("FPGAPIPE_SIMD", simd)
         with NativeDevice(library) as device:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from fpgapipe.hw.hls_models.spec.node import NodeSpec
-from fpgapipe.hw.hls_models.spec.systolic import SystolicSpec
+from fpgapipe.hw.hls_models.spec.systolic import Form, SystolicSpec
 
 ACCUMULATE_CYCLES = 8
 """Latency of converting a column's sum to FP32 and adding it to its accumulator.
@@ -144,6 +144,8 @@ class EngineSpec:
         FP32 accumulators below each column.
     vector_cycles : int
         Cycles in which an operand's reader makes a vector of BF16.
+    form : Form
+        How the cells of the array are made.
 
     Raises
     ------
@@ -158,6 +160,7 @@ class EngineSpec:
     memory_latency_cycles: int = 100
     acc_depth: int = 1024
     vector_cycles: int = 1
+    form: Form = Form.PLAIN
 
     def __post_init__(self) -> None:
         for name, low in (("rows", 1), ("cols", 1), ("memory_latency_cycles", 0)):
@@ -195,6 +198,7 @@ class EngineSpec:
             node.memory_latency_cycles,
             core.acc_depth,
             core.scratchpad.parts,
+            core.form,
         )
 
     @staticmethod
@@ -412,7 +416,7 @@ def compute_cycles(
     vectors and weights take that many times as long.
     """
     stream *= engine.vector_cycles
-    array = SystolicSpec(engine.rows, engine.cols)
+    array = SystolicSpec(engine.rows, engine.cols, form=engine.form)
     weights = engine.cols * engine.vector_cycles
     shortest = weights if reduction_tiles == 1 else max(weights, ACCUMULATE_CYCLES)
     last = stream // num_blocks

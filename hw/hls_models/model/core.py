@@ -118,7 +118,7 @@ class CoreModel:
         self._engines = engines_of(
             spec.num_engines, has_vector=spec.vector is not None, num_links=len(spec.links)
         )
-        self._datapath = DatapathSpec(spec.rows, spec.cols, spec.acc_depth)
+        self._datapath = DatapathSpec(spec.rows, spec.cols, spec.acc_depth, spec.form)
         self._prepared: NativeProgram | None = None
 
     def remains(self) -> bytes:

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fpgapipe.hw.hls_models.numerics import fp32
-from fpgapipe.hw.hls_models.spec.systolic import SystolicSpec
+from fpgapipe.hw.hls_models.spec.systolic import Form, SystolicSpec
 
 ACC_READ_CYCLES = 2
 """Cycles from an accumulator's address to its value at the adder."""
@@ -42,6 +42,8 @@ class DatapathSpec:
         Rows and columns of the array.
     acc_depth : int
         Number of accumulators below each column, a power of two; addresses are taken modulo this.
+    form : Form
+        How the cells of the array are made.
 
     Raises
     ------
@@ -52,6 +54,7 @@ class DatapathSpec:
     rows: int
     cols: int
     acc_depth: int = 1024
+    form: Form = Form.PLAIN
 
     def __post_init__(self) -> None:
         if self.acc_depth < 2 or self.acc_depth & (self.acc_depth - 1):
@@ -63,7 +66,7 @@ class DatapathSpec:
     @property
     def array(self) -> SystolicSpec:
         """The array."""
-        return SystolicSpec(self.rows, self.cols, _OPERAND_BITS)
+        return SystolicSpec(self.rows, self.cols, _OPERAND_BITS, form=self.form)
 
     @property
     def latency_cycles(self) -> int:
@@ -117,11 +120,14 @@ class DatapathSpec:
         Raises
         ------
         ValueError
-            If an operand's shape is wrong.
+            If an operand's shape is wrong, or one of its elements is -128 where cells are packed.
         """
         tiles = n * k
         a, a_codes = _operand("a", a, a_codes, tiles, m, self.rows)
         b, b_codes = _operand("b", b, b_codes, tiles, self.cols, self.rows)
+        if self.array.is_packed:
+            self.array.check_range("activations", a)
+            self.array.check_range("weights", b)
         if accumulators.shape != (self.acc_depth, self.cols):
             raise ValueError(
                 f"datapath accumulators must have shape ({self.acc_depth}, {self.cols}), not "

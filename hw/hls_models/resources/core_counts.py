@@ -101,7 +101,17 @@ COEFFICIENTS = {
             "registers outside a DSP48E2; Vivado is expected to pack them",
         ),
         Coefficient(
-            "packed cell", "cell", 2.4, 17.3, 0, 0, "counted",
+            "two packed cells", "DSP", 1, 10, 0, 0, "counted",
+            _COUNTED + "activation and two marks in flip-flops, and a LUT that enables the swap; "
+            "weights, products and sums are in the DSP",
+        ),
+        Coefficient(
+            "sum of cascades", "pair of columns", 39, 40, 0, 0, "counted",
+            _COUNTED + "adders of 19 and 20 bits with their registers, where a column is two "
+            "cascades",
+        ),
+        Coefficient(
+            "cell in a DSP48E1", "cell", 2.4, 17.3, 0, 0, "counted",
             "the same on a DSP48E1, where Yosys does pack product and sum (-family xc7, 8x8 and "
             "16x32, within 10 %)",
         ),
@@ -315,29 +325,54 @@ COEFFICIENTS = {
 
 def cells(array: SystolicSpec) -> Resources:
     """Resources of an array's cells, on a part where Yosys leaves the adders outside the DSPs."""
+    dsps = Resources(dsp=array.dsps)
+    if array.is_packed:
+        first_marks = Resources(ff=-2 * array.cascades)  # they come from outside of the pair
+        pair = COEFFICIENTS["two packed cells"].resources * array.rows + first_marks
+        pair += COEFFICIENTS["sum of cascades"].resources * (array.cascades - 1)
+        return pair * (array.cols // 2) + dsps
     sums = Resources(lut=array.acc_bits, ff=array.acc_bits)
     cell = COEFFICIENTS["cell"].resources + sums
-    return cell * array.cells + Resources(dsp=array.dsps)
+    return cell * array.cells + dsps
 
 
-def skew(rows: int, cols: int) -> Resources:
+def skew_lanes(array: SystolicSpec) -> tuple[tuple[int, int], ...]:
+    """Delay lines of an array: their elements, of which `i` is delayed by `i` cycles, and bits."""
+    if array.is_packed:
+        down, pairs = array.rows // array.cascades, array.cols // 2
+        return (down, 16 * array.cascades), (pairs, 2 * array.acc_bits)
+    return (array.rows, 16), (array.cols, array.acc_bits)
+
+
+def skew(array: SystolicSpec) -> Resources:
     """Resources of the delay lines that skew the array's vectors and align its sums (derived).
 
-    Element `i` of `n` is delayed by `i` cycles. There are 8 bits each of activations and weights
-    for `rows` rows, and the sums of `cols` columns. For delays of up to two cycles, Yosys uses
-    flip-flops; from three cycles on, it uses LUTs, which are shift registers of up to 32 cycles.
+    There are 8 bits each of activations and weights for all rows, and the sums of all columns. For
+    delays of up to two cycles, Yosys uses flip-flops; from three cycles on, it uses LUTs, which are
+    shift registers of up to 32 cycles.
+
+    Packed cells get weights and their marks two cycles later, and no activation goes on from the
+    last pair. Their control is counted here, too, since it does not grow with the cells: which
+    column comes next, the swap on its way, and which vectors are valid.
     """
-    lanes = ((rows, 16), (cols, SystolicSpec(rows, 1).acc_bits))
-    return Resources(
+    lanes = skew_lanes(array)
+    found = Resources(
         lut=sum(bits * sum(-(-i // 32) for i in range(3, n)) for n, bits in lanes),
         ff=sum(bits * min(3, n * (n - 1) // 2) for n, bits in lanes),
     )
+    if array.is_packed:
+        swaps = array.rows // array.cascades + array.cols // 2
+        later = 2 * (8 * array.rows + array.cols) - 8 * array.rows
+        found += Resources(
+            lut=array.cols + 8, ff=later + array.cols + swaps + array.latency_cycles + 1
+        )
+    return found
 
 
-def accumulator(rows: int) -> Resources:
+def accumulator(array: SystolicSpec) -> Resources:
     """Resources of one column's accumulator, without its memory."""
-    acc_bits = SystolicSpec(rows, 1).acc_bits
-    return COEFFICIENTS["accumulator"].resources + Resources(lut=2 * acc_bits, ff=3 * acc_bits)
+    bits = array.acc_bits
+    return COEFFICIENTS["accumulator"].resources + Resources(lut=2 * bits, ff=3 * bits)
 
 
 def memory(depth: int, bits: int, granule_bits: int | None = None) -> Resources:

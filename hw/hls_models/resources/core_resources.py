@@ -15,7 +15,6 @@ from fpgapipe.hw.hls_models.resources import control_counts, core_counts
 from fpgapipe.hw.hls_models.resources.core_counts import COEFFICIENTS as COEFFICIENTS
 from fpgapipe.hw.hls_models.resources.core_counts import Resources as Resources
 from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec, ScratchpadSpec
-from fpgapipe.hw.hls_models.spec.systolic import SystolicSpec
 
 BRAM36_DATA_BYTES = 4096
 URAM_DATA_BYTES = 32768
@@ -25,6 +24,10 @@ have 8, 16 or 32 bits."""
 MULTIPLIER_DSPS = {"DSP48E1": 2, "DSP48E2": 2, "DSP58": 1, "MULT18X18D": 4}
 """DSPs of a 24 x 24 bit product, the core of an FP32 multiplier, by kind of DSP. They are counted
 by Yosys, except for DSP58, whose number is derived from its size, 27x24 bits."""
+
+PACKED_DSP = "DSP48E2"
+"""Kind of the DSPs that hold two packed cells: the pre-adders of others are too narrow, or, in the
+case of DSP58, their packed form is another one."""
 
 LANE_MULTIPLIERS = 2
 """Number of FP32 multipliers of a vector lane."""
@@ -73,11 +76,13 @@ class CoreOnPart:
             raise ValueError(
                 f"dsp_kind must be one of {', '.join(MULTIPLIER_DSPS)}, not {self.dsp_kind!r}"
             )
+        if self.core.array.is_packed and self.dsp_kind != PACKED_DSP:
+            raise ValueError(f"packed cells need parts with {PACKED_DSP}, not {self.dsp_kind}")
 
 
 def array_resources(placed: CoreOnPart) -> Resources:
     """Resources of one engine's array without accumulators: cells, and the delay lines around."""
-    return (_cells(placed, placed.core.cols) + _skew(placed)).rounded()
+    return (_cells(placed) + _skew(placed)).rounded()
 
 
 def column_blocks(placed: CoreOnPart) -> dict[str, Resources]:
@@ -87,8 +92,8 @@ def column_blocks(placed: CoreOnPart) -> dict[str, Resources]:
     each column has its share.
     """
     return {
-        "arrays": _cells(placed, 1),
-        "accumulators": _lut4(core_counts.accumulator(placed.core.rows), placed)
+        "arrays": _cells(placed) * (1 / placed.core.cols),
+        "accumulators": _lut4(core_counts.accumulator(placed.core.array), placed)
         + _accumulator_memory(placed) * (1 / placed.core.cols),
         "result writers": _lut4(COEFFICIENTS["result lane"].resources, placed),
     }
@@ -200,16 +205,19 @@ def _lut4(logic: Resources, placed: CoreOnPart) -> Resources:
     return logic + Resources(lut=logic.lut * (LUT4_FACTOR - 1))
 
 
-def _cells(placed: CoreOnPart, cols: int) -> Resources:
-    array = SystolicSpec(placed.core.rows, cols)
+def _cells(placed: CoreOnPart) -> Resources:
+    """Resources of the cells of one engine."""
+    array = placed.core.array
     if placed.dsp_kind == "DSP48E1":
-        return COEFFICIENTS["packed cell"].resources * array.cells + Resources(dsp=array.dsps)
+        cell = COEFFICIENTS["cell in a DSP48E1"].resources
+        return cell * array.cells + Resources(dsp=array.dsps)
     return core_counts.cells(array)
 
 
 def _skew(placed: CoreOnPart) -> Resources:
     """Resources of the delay lines; on ECP5, each bit takes a flip-flop."""
+    array = placed.core.array
     if placed.dsp_kind != "MULT18X18D":
-        return core_counts.skew(placed.core.rows, placed.core.cols)
-    lanes = ((placed.core.rows, 16), (placed.core.cols, placed.core.array.acc_bits))
+        return core_counts.skew(array)
+    lanes = core_counts.skew_lanes(array)
     return Resources(ff=sum(bits * n * (n - 1) // 2 for n, bits in lanes))

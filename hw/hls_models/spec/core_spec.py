@@ -7,7 +7,7 @@ from typing import Any
 
 from fpgapipe.hw.hls_models.isa.instructions import MAX_LINKS, WORD_BYTES
 from fpgapipe.hw.hls_models.spec.on_chip import LinkEndSpec
-from fpgapipe.hw.hls_models.spec.systolic import SystolicSpec
+from fpgapipe.hw.hls_models.spec.systolic import Form, SystolicSpec
 
 LEAST_BANK_BYTES = 4 * WORD_BYTES
 """Least size of a bank of the scratchpad."""
@@ -137,6 +137,8 @@ class CoreSpec:
     counters : bool
         Whether there are counters of what engines wait for, besides those that show progress and
         errors of links.
+    form : Form
+        How the cells of the array are made. Cells are packed on parts with DSP48E2 only.
 
     Raises
     ------
@@ -155,13 +157,16 @@ class CoreSpec:
     vector: VectorSpec | None = None
     links: tuple[LinkEndSpec, ...] = ()
     counters: bool = True
+    form: Form = Form.PLAIN
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "links", tuple(self.links))
+        object.__setattr__(self, "form", Form(self.form))
         if self.rows not in (1, 2, 4, 8, 16, 32):
             raise ValueError(f"core rows must divide 32, not {self.rows!r}")
         if self.cols < 1 or (self.cols > 32 and self.cols % 32):
             raise ValueError(f"core cols must be in 1..32 or a multiple of 32, not {self.cols!r}")
+        _ = self.array  # refuses sizes that its form has not
         if self.num_engines not in (1, 2, 3, 4):
             raise ValueError(f"core num_engines must be in 1..4, not {self.num_engines!r}")
         if not 16 <= self.acc_depth <= 1 << 16 or self.acc_depth & (self.acc_depth - 1):
@@ -191,7 +196,7 @@ class CoreSpec:
     @property
     def array(self) -> SystolicSpec:
         """The array of one engine."""
-        return SystolicSpec(self.rows, self.cols)
+        return SystolicSpec(self.rows, self.cols, form=self.form)
 
     @property
     def cells(self) -> int:
@@ -212,15 +217,21 @@ class CoreSpec:
     def digest(self) -> str:
         """First eight hexadecimal digits of the SHA-256 of all parameters.
 
-        Options of small cores count only if they differ from their defaults, so that other cores
-        have the digests that they had before there were such options.
+        Options of small cores, and the form of cells, count only if they differ from their
+        defaults, so that other cores have the digests that they had before there were such
+        options.
         """
         text = json.dumps(_without_defaults(asdict(self)), sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:8]
 
 
-_OPTIONS: dict[str, Any] = {"port_bytes": WORD_BYTES, "random": True, "counters": True}
-"""Default values of the options of small cores."""
+_OPTIONS: dict[str, Any] = {
+    "port_bytes": WORD_BYTES,
+    "random": True,
+    "counters": True,
+    "form": Form.PLAIN,
+}
+"""Default values of the options of small cores and of the form of cells."""
 
 
 def _without_defaults(values: dict[str, Any]) -> dict[str, Any]:

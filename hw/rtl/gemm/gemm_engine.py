@@ -125,7 +125,7 @@ class GemmEngine(wiring.Component):
         spec = self.spec
         m.submodules.reader_a = reader_a = own_module(OperandReader(spec), "operand_reader")
         m.submodules.reader_b = reader_b = own_module(OperandReader(spec), "operand_reader")
-        datapath = GemmDatapath(DatapathSpec(spec.rows, spec.cols, spec.acc_depth))
+        datapath = GemmDatapath(DatapathSpec(spec.rows, spec.cols, spec.acc_depth, spec.form))
         m.submodules.datapath = own_module(datapath, "gemm_datapath")
         m.submodules.writer = writer = own_module(ResultWriter(spec), "result_writer")
 

@@ -4,131 +4,14 @@ The array consists of `rows` instances of one row, which is elaborated only once
 would elaborate every instance, which takes four times as long for 32 rows.
 """
 
-from amaranth.hdl import Cat, ClockSignal, Const, Instance, Module, Mux, Signal, signed
+from amaranth.hdl import Cat, Const, Module, Mux, Signal, signed
 from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out
 
 from fpgapipe.hw.hls_models.spec.systolic import SystolicSpec
+from fpgapipe.hw.rtl.gemm.packed import packed_cells
+from fpgapipe.hw.rtl.gemm.skew import Deskew, Entering, Skew
 from fpgapipe.hw.rtl.lib.modules import instance_of, makes_modules
-
-
-class Skew(wiring.Component):
-    """Delay line that skews a vector into a wave: element `i` is delayed by `i` cycles.
-
-    Only cycles with ``advance`` high count. Elements that have waited for the same number of cycles
-    share a register, so that a simulator copies a few words; with one register per element, it
-    would copy hundreds.
-
-    Members
-    -------
-    advance : In(1)
-        Clock enable.
-    i : In(ArrayLayout(width, n))
-        Vector.
-    o : Out(width).array(n)
-        Elements of the wave.
-    """
-
-    def __init__(self, width: int, n: int) -> None:
-        self._width = width
-        self._n = n
-        elements = data.ArrayLayout(width, n)
-        super().__init__({"advance": In(1), "i": In(elements), "o": Out(width).array(n)})
-
-    def elaborate(self, platform):  # noqa: D102
-        m = Module()
-        width = self._width
-        # Registers begin at multiples of 32 bits, so that a simulator need not shift to copy them.
-        # Their surplus bits are not used, and synthesis removes them.
-        group = 32 // width if 32 % width == 0 else 1
-        vector, first = self.i.as_value(), 0
-        m.d.comb += self.o[0].eq(vector[:width])
-        for index in range(1, self._n):
-            keep = index - index % group
-            # A delay line without reset fits the shift registers of an FPGA. None is needed, since
-            # outputs before the first vector are not valid.
-            delayed = Signal(width * (self._n - keep), name=f"delayed{index}", reset_less=True)
-            with m.If(self.advance):
-                m.d.sync += delayed.eq(vector[width * (keep - first) :])
-            vector, first = delayed, keep
-            m.d.comb += self.o[index].eq(vector[width * (index - first) :][:width])
-        return m
-
-
-class Deskew(wiring.Component):
-    """Delay line that makes a vector of a wave: element `i` is delayed by ``n - 1 - i`` cycles.
-
-    Members
-    -------
-    advance : In(1)
-        Clock enable.
-    i : In(width).array(n)
-        Elements of the wave.
-    o : Out(ArrayLayout(width, n))
-        Vector.
-    """
-
-    def __init__(self, width: int, n: int) -> None:
-        self._width = width
-        self._n = n
-        elements = data.ArrayLayout(width, n)
-        super().__init__({"advance": In(1), "i": In(width).array(n), "o": Out(elements)})
-
-    def elaborate(self, platform):  # noqa: D102
-        if makes_modules(platform):
-            name = f"deskew_{self._n}x{self._width}"
-            platform.add_file(f"{name}.il", _deskew_rtlil(name, self._width, self._n))
-            inputs = {f"i_i__{index}": element for index, element in enumerate(self.i)}
-            return Instance(
-                name, i_clk=ClockSignal(), i_advance=self.advance, **inputs, o_o=self.o.as_value()
-            )
-
-        m = Module()
-        vector = self.i[0]
-        for index in range(1, self._n):
-            delayed = Signal(self._width * index, name=f"delayed{index}", reset_less=True)
-            with m.If(self.advance):
-                m.d.sync += delayed.eq(vector)
-            vector = Cat(delayed, self.i[index])
-        m.d.comb += self.o.as_value().eq(vector)
-        return m
-
-
-def _deskew_rtlil(name, width, n):
-    """RTLIL text of the module of a `Deskew`, equal to what Amaranth would make.
-
-    The work of Amaranth grows with the bits of the registers, about ``width * n**2 / 2``, and takes
-    seconds for 128 columns.
-    """
-    lines = [f"module \\{name}", "  wire input 0 \\clk", "  wire input 1 \\advance"]
-    for index in range(n):
-        lines.append(f"  wire width {width} input {index + 2} \\i__{index}")
-    lines.append(f"  wire width {width * n} output {n + 2} \\o")
-    vector = "\\i__0"
-    for index in range(1, n):
-        bits = width * index
-        lines += [
-            f"  attribute \\init {bits}'0",
-            f"  wire width {bits} \\delayed{index}",
-            f"  wire width {bits} $next{index}",
-            f"  cell $mux $choose{index}",
-            f"    parameter \\WIDTH {bits}",
-            f"    connect \\A \\delayed{index}",
-            f"    connect \\B {vector}",
-            "    connect \\S \\advance",
-            f"    connect \\Y $next{index}",
-            "  end",
-            f"  cell $dff $delay{index}",
-            f"    parameter \\WIDTH {bits}",
-            "    parameter \\CLK_POLARITY 1",
-            "    connect \\CLK \\clk",
-            f"    connect \\D $next{index}",
-            f"    connect \\Q \\delayed{index}",
-            "  end",
-        ]
-        vector = f"{{ \\i__{index} \\delayed{index} }}"
-    lines += [f"  connect \\o {vector}", "end", ""]
-    return "\n".join(lines)
 
 
 class SystolicRow(wiring.Component):
@@ -228,7 +111,7 @@ class SystolicCells(wiring.Component):
     cycle, and it reaches row r after another r cycles. The swap has passed the cell of row r and
     column c by then, or is there in the same cycle, in which the cell makes its spare weight the
     active one while it takes the new one. All waves stop together, so this holds however long
-    ``advance`` is low.
+    ``advance`` is low. `packed_cells` says why it holds for packed cells.
 
     Members
     -------
@@ -271,7 +154,6 @@ class SystolicCells(wiring.Component):
     def elaborate(self, platform):  # noqa: D102
         m = Module()
         spec = self.spec
-        acc = signed(spec.acc_bits)
         advance, swap = self.advance, self.swap
         complete, active = self.complete, self.active
 
@@ -303,44 +185,52 @@ class SystolicCells(wiring.Component):
         with m.Elif(last):
             m.d.sync += active.eq(0)
 
-        # Activations, weights and marks reach row r by r cycles later than row 0.
-        m.submodules.skew = skew = Skew(spec.operand_bits, spec.rows)
-        m.submodules.skew_weights = skew_weights = Skew(spec.operand_bits, spec.rows)
-        m.submodules.deskew = deskew = Deskew(spec.acc_bits, spec.cols)
         valid = Signal(spec.latency_cycles)
-        swaps = Signal(spec.rows)  # bit r: the swap is at row r
-        later_swaps = Signal(spec.rows - 1)
         marks = Signal(spec.cols)
-        m.d.comb += [
-            skew.advance.eq(advance),
-            skew.i.eq(self.i_activations.payload.data),
-            skew_weights.advance.eq(advance),
-            skew_weights.i.eq(self.i_weights.payload),
-            deskew.advance.eq(advance),
-            self.sums.eq(deskew.o),
-            self.valid.eq(valid[-1]),
-            swaps.eq(Cat(swap, later_swaps)),
-            marks.eq(Mux(load, column, 0)),
-        ]
+        m.d.comb += [self.valid.eq(valid[-1]), marks.eq(Mux(load, column, 0))]
         with m.If(advance):
-            m.d.sync += [later_swaps.eq(swaps), valid.eq(Cat(accept, valid))]
-
-        partial_sums = [Const(0, acc)] * spec.cols
-        for row in range(spec.rows):
-            m.submodules[f"row{row}"] = cells = SystolicRow(spec)
-            m.d.comb += [
-                cells.advance.eq(advance),
-                cells.activation.eq(skew.o[row]),
-                cells.weight.eq(skew_weights.o[row]),
-                cells.load_i.eq(marks),
-                cells.swap.eq(swaps[row]),
-            ]
-            for col in range(spec.cols):
-                m.d.comb += cells.sum_i[col].eq(partial_sums[col])
-            partial_sums, marks = cells.sum_o, cells.load_o
-        for col in range(spec.cols):
-            m.d.comb += deskew.i[col].eq(partial_sums[col])
+            m.d.sync += valid.eq(Cat(accept, valid))
+        cells = packed_cells if spec.is_packed else plain_cells
+        vector, weights = self.i_activations.payload.data, self.i_weights.payload
+        m.d.comb += self.sums.eq(cells(m, spec, Entering(advance, vector, weights, marks, swap)))
         return m
+
+
+def plain_cells(m, spec, entering):
+    """Add plain cells to a module, and return the sums of a vector."""
+    # Activations, weights and marks reach row r by r cycles later than row 0.
+    m.submodules.skew = skew = Skew(spec.operand_bits, spec.rows)
+    m.submodules.skew_weights = skew_weights = Skew(spec.operand_bits, spec.rows)
+    m.submodules.deskew = deskew = Deskew(spec.acc_bits, spec.cols)
+    swaps = Signal(spec.rows)  # bit r: the swap is at row r
+    later_swaps = Signal(spec.rows - 1)
+    m.d.comb += [
+        skew.advance.eq(entering.advance),
+        skew.i.eq(entering.vector),
+        skew_weights.advance.eq(entering.advance),
+        skew_weights.i.eq(entering.weights),
+        deskew.advance.eq(entering.advance),
+        swaps.eq(Cat(entering.swap, later_swaps)),
+    ]
+    with m.If(entering.advance):
+        m.d.sync += later_swaps.eq(swaps)
+
+    partial_sums, marks = [Const(0, signed(spec.acc_bits))] * spec.cols, entering.marks
+    for row in range(spec.rows):
+        m.submodules[f"row{row}"] = cells = SystolicRow(spec)
+        m.d.comb += [
+            cells.advance.eq(entering.advance),
+            cells.activation.eq(skew.o[row]),
+            cells.weight.eq(skew_weights.o[row]),
+            cells.load_i.eq(marks),
+            cells.swap.eq(swaps[row]),
+        ]
+        for col in range(spec.cols):
+            m.d.comb += cells.sum_i[col].eq(partial_sums[col])
+        partial_sums, marks = cells.sum_o, cells.load_o
+    for col in range(spec.cols):
+        m.d.comb += deskew.i[col].eq(partial_sums[col])
+    return deskew.o
 
 
 class SystolicArray(wiring.Component):
