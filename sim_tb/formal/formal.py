@@ -11,7 +11,9 @@ import os
 import re
 import shutil
 import sys
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from fpgapipe.errors import ToolError, UserError
@@ -31,11 +33,11 @@ smtbmc z3
 
 [script]
 read_rtlil design.il
-prep -top top
+{reads}prep -top top
 
 [files]
 design.il
-"""
+{files}"""
 
 
 class ProofError(ToolError):
@@ -76,7 +78,14 @@ def _warm(yosys: str, log: Path) -> None:
     run_tool([yosys, "-V"], log=log, timeout_s=1200, name="Yosys")
 
 
-def prove(component: Any, work: Path, *, depth: int = 4, timeout_s: int = 120) -> None:
+def prove(
+    component: Any,
+    work: Path,
+    *,
+    depth: int = 4,
+    timeout_s: int = 120,
+    models: Mapping[str, str] = MappingProxyType({}),
+) -> None:
     """Prove all assertions of a component.
 
     Parameters
@@ -89,6 +98,9 @@ def prove(component: Any, work: Path, *, depth: int = 4, timeout_s: int = 120) -
         Depth of the induction, cycles.
     timeout_s : int
         Time limit, seconds.
+    models : mapping of str to str
+        Verilog of the primitives that the component has instances of, by file name; the macro
+        FORMAL is defined for it.
 
     Raises
     ------
@@ -115,7 +127,13 @@ def prove(component: Any, work: Path, *, depth: int = 4, timeout_s: int = 120) -
     if 'FLAVOR "assert"' not in text:
         raise ValueError(f"{type(component).__name__} asserts nothing, so there is no proof")
     (work / "design.il").write_text(text)
-    (work / "proof.sby").write_text(_SCRIPT.format(depth=depth, timeout_s=timeout_s))
+    for name, model in models.items():
+        (work / name).write_text(model)
+    reads = "".join(f"read_verilog -formal {name}\n" for name in models)
+    files = "".join(f"{name}\n" for name in models)
+    (work / "proof.sby").write_text(
+        _SCRIPT.format(depth=depth, timeout_s=timeout_s, reads=reads, files=files)
+    )
     log = work / "proof.log"
     log.unlink(missing_ok=True)
     warm_yosys(log)
