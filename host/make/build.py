@@ -23,6 +23,7 @@ from fpgapipe.host.make.planning import (
     best_pipeline,
     check_strategy,
     fastest_shards,
+    form_of,
     plan_shards,
     rank,
     spec_of,
@@ -184,6 +185,7 @@ def build(
     strategy: str = "pipeline",
     schedule: str = "1f1b-as",
     array: tuple[int, int] | None = None,
+    cells: str = "plain",
     options: StepOptions | None = None,
     seed: int = 0,
     parameters: str | None = None,
@@ -218,6 +220,8 @@ def build(
         Order of the passes, or ``auto`` for the best of several.
     array : (int, int), optional
         Rows and columns of each device's array; as few as are fast if it is not given.
+    cells : str
+        How the cells are made: ``plain``, or ``packed``, two in a DSP48E2.
     options : StepOptions, optional
         Options of the programs: training, which is the default, or inference.
     seed : int
@@ -285,6 +289,7 @@ def build(
         all_devices=True,
         merges=strategy == "merge",
         options=options,
+        form=form_of(cells),
     )
     _refuse_layers(request)
     if verify and (note := compared(source, batch, micro_batches, train=request.train)):

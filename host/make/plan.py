@@ -18,6 +18,7 @@ from fpgapipe.host.make.planning import (
     PIPELINES,
     best_pipeline,
     check_strategy,
+    form_of,
     plan_shards,
     rank,
     spec_of,
@@ -343,6 +344,7 @@ def plan(
     order: Schedule | Path | str | None = None,
     strategy: str | Sequence[str] = "pipeline",
     array: tuple[int, int] | None = None,
+    cells: str = "plain",
     free_order: bool = False,
     objective: str | None = None,
     explains: bool = False,
@@ -369,6 +371,8 @@ def plan(
         several names the fastest plan is taken.
     array : (int, int), optional
         Rows and columns of each device's array; several are tried if it is not given.
+    cells : str
+        How the cells are made: ``plain``, or ``packed``, two in a DSP48E2.
     free_order : bool
         Whether the devices may be cabled in another order.
     objective : str, optional
@@ -417,6 +421,7 @@ def plan(
         all_devices=order is not None,
         order=order,
         merges=names == ["merge"],
+        form=form_of(cells),
     )
     if names == ["layerwise"]:
         samples = request.batch // (request.num_microbatches or 1)
@@ -449,6 +454,7 @@ def plan_board(
     micro_batches: int | None = None,
     strategy: str | None = None,
     array: tuple[int, int] | None = None,
+    cells: str = "plain",
     nodes: int | None = None,
     progress: Progress = silent,
     **options: Any,
@@ -466,7 +472,7 @@ def plan_board(
         pipeline if options say something of its order.
     nodes : int, optional
         Nodes of each board; the fastest number is searched if it is not given.
-    batch, micro_batches, array, progress, **options
+    batch, micro_batches, array, cells, progress, **options
         As for `plan`.
 
     Returns
@@ -483,7 +489,8 @@ def plan_board(
 
     def request_on(cluster: Cluster) -> Request:
         count = source.micro_batches(batch, micro_batches)
-        return Request(source, batch, cluster.spec, num_microbatches=count, array=array)
+        form = form_of(cells)
+        return Request(source, batch, cluster.spec, num_microbatches=count, array=array, form=form)
 
     has_order = options.get("schedule", "auto") != "auto"
     has_order = has_order or any(options.get(name) for name in ("order", "objective", "free_order"))
@@ -491,7 +498,8 @@ def plan_board(
 
     def planned_on(cluster: Cluster) -> Planned | PlannedDegrees:
         asked: dict[str, Any] = {**options, "batch": batch, "micro_batches": micro_batches}
-        return plan(network, cluster, strategy=names, array=array, progress=progress, **asked)
+        asked |= {"array": array, "cells": cells, "progress": progress}
+        return plan(network, cluster, strategy=names, **asked)
 
     if nodes is not None:
         return planned_on(chain_of(board, num_boards, nodes))

@@ -8,6 +8,7 @@ from fpgapipe.boards.cluster import Cluster
 from fpgapipe.errors import UserError, nearest, shown
 from fpgapipe.host.terminal.progress import Progress, silent
 from fpgapipe.hw.hls_models.spec.device import ClusterSpec
+from fpgapipe.hw.hls_models.spec.systolic import Form
 from fpgapipe.partition.explore.explorer import Request, with_enough_splits
 from fpgapipe.partition.plan import DATA_PARALLEL, LAYERWISE, Plan
 from fpgapipe.partition.pricing.best_plan import BestPlan, best_plan
@@ -42,6 +43,13 @@ def tried_strategies() -> list[str]:
 def spec_of(cluster: Cluster | ClusterSpec) -> ClusterSpec:
     """What the planner sees of a cluster."""
     return cluster.spec if isinstance(cluster, Cluster) else cluster
+
+
+def form_of(cells: str) -> Form:
+    """How cells are made, by its name."""
+    if cells not in [*Form]:
+        raise UserError(f"cells must be {' or '.join(Form)}, not {shown(cells)}")
+    return Form(cells)
 
 
 def best_pipeline(

@@ -16,6 +16,7 @@ from fpgapipe.hw.hls_models.resources.core_resources import (
     BRAM36_DATA_BYTES,
     MEMORY_BLOCKS,
     MOST_BANKS,
+    PACKED_DSP,
     URAM_DATA_BYTES,
     CoreOnPart,
     Resources,
@@ -35,7 +36,7 @@ from fpgapipe.hw.hls_models.spec.device import DeviceSpec
 from fpgapipe.hw.hls_models.spec.link import TRAILER_BYTES, LinkEngineSpec
 from fpgapipe.hw.hls_models.spec.node import NodeSpec
 from fpgapipe.hw.hls_models.spec.on_chip import ON_CHIP, LinkEndSpec, OnChipSpec
-from fpgapipe.hw.hls_models.spec.systolic import SystolicSpec
+from fpgapipe.hw.hls_models.spec.systolic import Form, SystolicSpec
 from fpgapipe.partition.cost.work_products import Formats
 
 if TYPE_CHECKING:
@@ -269,7 +270,12 @@ def scratchpad_floor(device: DeviceSpec) -> int:
 
 @lru_cache(maxsize=1 << 8)
 def candidate_cores(
-    device: DeviceSpec, num_engines: int = 1, num_links: int = 0, *, random: bool = False
+    device: DeviceSpec,
+    num_engines: int = 1,
+    num_links: int = 0,
+    *,
+    random: bool = False,
+    form: Form = Form.PLAIN,
 ) -> tuple[NodeSpec, ...]:
     """Cores worth trying on a device, those with the most cells first.
 
@@ -288,15 +294,21 @@ def candidate_cores(
         If not even a core of one column fits. The message says which limits are exceeded.
     """
     found: list[NodeSpec] = []
+    narrowest = 4 if form is Form.PACKED else 1
     for savings in usable_savings(num_engines, num_links, random=random):
         sized = partial(
-            core_of, device, num_engines=num_engines, num_links=num_links, savings=savings
+            core_of,
+            device,
+            num_engines=num_engines,
+            num_links=num_links,
+            savings=savings,
+            form=form,
         )
         for rows in (32, 16, 8, 4):
-            widest = _widest(device, rows, num_engines, sized)
+            widest = _widest(device, rows, num_engines, sized, form)
             if widest:
                 power = widest.bit_length() - 1
-                least = max(min(power - 2, MX_BLOCK.bit_length() - 1), 0)
+                least = max(min(power - 2, MX_BLOCK.bit_length() - 1), narrowest.bit_length() - 1)
                 widths = {1 << n for n in range(least, power + 1)}
                 if savings == SAVINGS[0]:
                     widths.add(widest)
@@ -304,7 +316,7 @@ def candidate_cores(
         if found and savings == SAVINGS[0]:
             break
     if not found:
-        broken = core_fits(device, sized(4, 1).core)
+        broken = core_fits(device, sized(4, narrowest).core)
         raise ValueError(f"no core fits {device.name}: {'; '.join(map(str, broken))}")
     found.sort(key=lambda node: (-node.core.cells, -node.core.rows, node.core.cols))
     return tuple(found)
@@ -324,11 +336,19 @@ def usable_savings(num_engines: int, num_links: int, *, random: bool) -> list[Sa
 
 
 def _widest(
-    device: DeviceSpec, rows: int, num_engines: int, sized: Callable[[int, int], NodeSpec]
+    device: DeviceSpec,
+    rows: int,
+    num_engines: int,
+    sized: Callable[[int, int], NodeSpec],
+    form: Form,
 ) -> int:
     """Most columns that `CoreSpec` allows and with which a core fits; 0 if none does."""
-    most = device.dsp // (SystolicSpec(rows, 1).dsps * num_engines)
-    widths: list[int] = [*range(min(MX_BLOCK, most + 1)), *range(MX_BLOCK, most + 1, MX_BLOCK)]
+    most = 4 * device.dsp // (SystolicSpec(rows, 4, form=form).dsps * num_engines)
+    narrow = range(4, MX_BLOCK, 2) if form is Form.PACKED else range(1, MX_BLOCK)
+    widths: list[int] = [
+        0,
+        *(n for n in (*narrow, *range(MX_BLOCK, most + 1, MX_BLOCK)) if n <= most),
+    ]
     low, high = 0, len(widths)
     while high - low > 1:
         middle = (low + high) // 2
@@ -348,6 +368,7 @@ def core_of(
     num_links: int = 0,
     scratchpad_bytes: int | None = None,
     savings: Savings = SAVINGS[0],
+    form: Form = Form.PLAIN,
 ) -> NodeSpec:
     """A core with a given array, as the node of a device; everything else is sized for the device.
 
@@ -363,8 +384,12 @@ def core_of(
     Raises
     ------
     ValueError
-        If there is no such array.
+        If there is no such array, or the device's DSPs cannot hold its cells.
     """
+    if form is Form.PACKED and device.dsp_kind != PACKED_DSP:
+        raise ValueError(
+            f"packed cells need parts with {PACKED_DSP}; {device.name} has {device.dsp_kind}"
+        )
     bytes_per_cycle = device.memory_bytes_per_s / device.clk_hz
     bus_bytes = max(_width(bytes_per_cycle), 4) if bytes_per_cycle else 4
     lanes = max(2, bus_bytes // (2 * Formats().activation_bytes))
@@ -393,6 +418,7 @@ def core_of(
         vector=VectorSpec(lanes, -(-lanes // 4), random=savings.random),
         links=ported(links, bus_bytes, port_bytes),
         counters=savings.counters,
+        form=form,
     )
     if device.uram:
         room = device.uram * URAM_DATA_BYTES

@@ -23,6 +23,7 @@ import numpy as np
 from fpgapipe.errors import UserError, shown
 from fpgapipe.hw.hls_models.spec.device import ClusterSpec, DeviceSpec
 from fpgapipe.hw.hls_models.spec.node import NodeSpec
+from fpgapipe.hw.hls_models.spec.systolic import Form
 from fpgapipe.jobs import results
 from fpgapipe.lowering.schedule.schedule import Schedule, ScheduleError
 from fpgapipe.lowering.units.network_units import layers_together
@@ -119,6 +120,8 @@ class Request:
         Whether the stages are those of `fpgapipe.partition.search.merge`, not the fastest ones.
     options : StepOptions, optional
         Options of the programs, of which the prices are; those of `train` if not given.
+    form : Form
+        How the cells of every device's array are made.
     """
 
     load: Callable[[int], Graph]
@@ -136,6 +139,7 @@ class Request:
     merges: bool = False
     options: StepOptions | None = None
     most_microbatches: int | None = None
+    form: Form = Form.PLAIN
 
     def __post_init__(self) -> None:
         """Refuse an array that is no pair of numbers, as Python may give one."""
@@ -405,6 +409,7 @@ def core_choices(
                         num_links=num_links,
                         scratchpad_bytes=request.scratchpad_bytes,
                         savings=savings,
+                        form=request.form,
                     )
                 except ValueError as error:
                     raise PlanError(str(error)) from None
@@ -414,12 +419,15 @@ def core_choices(
             if broken:
                 raise PlanError(
                     f"an array of {node.core.rows}x{node.core.cols} does not fit {device.name}: "
-                    f"{'; '.join(map(str, broken))}{_what_does(device, num_engines, num_links)}"
+                    f"{'; '.join(map(str, broken))}"
+                    f"{_what_does(device, num_engines, num_links, request.form)}"
                 )
             nodes: Sequence[NodeSpec] = (node,)
         else:
             try:
-                nodes = candidate_cores(device, num_engines, num_links, random=random)
+                nodes = candidate_cores(
+                    device, num_engines, num_links, random=random, form=request.form
+                )
             except ValueError as error:
                 raise PlanError(str(error)) from None
         options = [(node, model.costs(node, train=request.train, as_one=True)) for node in nodes]
@@ -429,10 +437,10 @@ def core_choices(
         yield dict(zip(kinds, choice, strict=True))
 
 
-def _what_does(device: DeviceSpec, num_engines: int, num_links: int) -> str:
+def _what_does(device: DeviceSpec, num_engines: int, num_links: int, form: Form) -> str:
     """The end of the message about an array that does not fit: one that does, if there is any."""
     try:
-        core = candidate_cores(device, num_engines, num_links)[0].core
+        core = candidate_cores(device, num_engines, num_links, form=form)[0].core
     except ValueError:
         return "; nor does any other"
     return f"; {core.rows}x{core.cols} does"

@@ -13,6 +13,7 @@ from fpgapipe.hw.hls_models.resources.core_resources import COEFFICIENTS, core_r
 from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec, ScratchpadSpec, VectorSpec
 from fpgapipe.hw.hls_models.spec.device import DeviceSpec, DieResources, MemorySpec
 from fpgapipe.hw.hls_models.spec.node import NodeSpec
+from fpgapipe.hw.hls_models.spec.systolic import Form
 from fpgapipe.lowering.units.layers.depthwise_unit import is_depthwise
 from fpgapipe.network.frontends.profile import read_csv_profile, read_pipedream
 from fpgapipe.network.graph import GraphBuilder
@@ -341,6 +342,27 @@ def test_the_largest_core_fits_and_the_next_does_not(boards):
             best = cores[0].core
             step = 32 if best.cols >= 32 else 1
             assert core_fits(spec, core_of(spec, best.rows, best.cols + step, engines).core)
+
+
+def test_packed_cells_make_larger_cores(boards):
+    device = boards["u280"]
+    plain, packed = (candidate_cores(device, form=form) for form in Form)
+    assert packed[0].core.cells > plain[0].core.cells
+    for core in (each.core for each in packed):
+        assert core.form is Form.PACKED
+        assert not core_fits(device, core)
+    best = packed[0].core
+    wider = core_of(device, best.rows, best.cols + 32, form=Form.PACKED).core
+    assert core_fits(device, wider)
+
+
+@pytest.mark.parametrize(("name", "kind"), [("arty-a7-100t", "DSP48E1"), ("ulx3s", "MULT18X18D")])
+def test_parts_without_their_dsp_have_no_packed_cells(name, kind, boards):
+    message = f"^packed cells need parts with DSP48E2; {name} has {kind}$"
+    with pytest.raises(ValueError, match=message):
+        core_of(boards[name], 8, 8, form=Form.PACKED)
+    with pytest.raises(ValueError, match=message):
+        candidate_cores(boards[name], form=Form.PACKED)
 
 
 def test_dsps_are_cells_lanes_and_functions():

@@ -15,6 +15,7 @@ from fpgapipe.host.cli.options.names import Names
 from fpgapipe.host.cli.options.options import command, parse_array
 from fpgapipe.host.cli.options.shared import (
     array_option,
+    cells_option,
     micro_batches_option,
     strategy_option,
     trained_batch_option,
@@ -75,6 +76,7 @@ if TYPE_CHECKING:
     help="Order of the passes, a kind that 'schedule' knows, or auto for the best of several.",
 )
 @array_option
+@cells_option
 @click.option(
     "--seed",
     type=ranges.SEED,

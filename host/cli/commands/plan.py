@@ -15,6 +15,7 @@ from fpgapipe.host.cli.options.completion import networks_that_begin
 from fpgapipe.host.cli.options.options import command, parse_array
 from fpgapipe.host.cli.options.pictures import picture_files, write_pictures
 from fpgapipe.host.cli.options.shared import (
+    cells_option,
     micro_batches_option,
     planned_batch_option,
     strategy_option,
@@ -22,6 +23,7 @@ from fpgapipe.host.cli.options.shared import (
 from fpgapipe.host.terminal.console import progress
 from fpgapipe.host.terminal.outputs import check_outputs, write_output
 from fpgapipe.host.terminal.result import show
+from fpgapipe.hw.hls_models.spec.systolic import Form
 
 
 @command("plan", example="fpgapipe plan resnet50 --board u280 --devices 4 --batch 64", lowers=True)
@@ -45,6 +47,7 @@ from fpgapipe.host.terminal.result import show
     metavar="RxC",
     help="Rows and columns of each device's array of cells [default: the best of several].",
 )
+@cells_option
 @click.option("--free-order", is_flag=True, help="Devices may be cabled in another order.")
 @click.option(
     "--objective",
@@ -108,7 +111,7 @@ def _plan_network(network: str, options: dict[str, Any], as_json: bool) -> None:
         "explains": options["explain"],
         "progress": progress,
         **_shared(options),
-        **{name: options[name] for name in ("batch", "strategy", "free_order")},
+        **{name: options[name] for name in ("batch", "strategy", "free_order", "cells")},
     }
     rest = (devices, cluster_file, nodes, options["array"], options["from_csv"])
     if board is not None and rest == (None,) * len(rest):
@@ -142,6 +145,8 @@ def _plan_profile(
     for name in ("array", "output", "html", "svg", "trace"):
         if options[name] is not None:
             raise fpgapipe.UserError(f"--{name} does not go with --profile, which has no boards")
+    if options["cells"] != Form.PLAIN:
+        raise fpgapipe.UserError("--cells does not go with --profile, which has no boards")
     if options["explain"]:
         raise fpgapipe.UserError("--explain does not go with --profile, which has no programs")
     found = fpgapipe.plan_profile(

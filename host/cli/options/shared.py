@@ -3,6 +3,7 @@
 import click
 
 from fpgapipe.host.cli.options import ranges
+from fpgapipe.hw.hls_models.spec.systolic import Form
 
 strategy_option = click.option(
     "--strategy",
@@ -55,4 +56,11 @@ array_option = click.option(
     "--array",
     metavar="RxC",
     help="Rows and columns of each device's array of cells [default: as few as are fast].",
+)
+
+cells_option = click.option(
+    "--cells",
+    type=click.Choice([form.value for form in Form]),
+    default=Form.PLAIN.value,
+    help="How cells are made: one a DSP, or packed, two a DSP48E2 with the same sums.",
 )
