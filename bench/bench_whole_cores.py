@@ -1,4 +1,4 @@
-"""Seven whole cores, synthesised by Yosys, compared with the resource model.
+"""Five whole cores, synthesised by Yosys, compared with the resource model.
 
 Prints one JSON object: for each core, and for each of its blocks, what the model says of LUTs,
 flip-flops, block RAMs and DSPs, what Yosys counts, and the ratio. Modules keep their borders, as in
@@ -21,7 +21,6 @@ from fpgapipe.hw.hls_models.resources.core_counts import Resources
 from fpgapipe.hw.hls_models.resources.core_resources import CoreOnPart, block_resources
 from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec, ScratchpadSpec, VectorSpec
 from fpgapipe.hw.hls_models.spec.link import LinkEngineSpec
-from fpgapipe.hw.hls_models.spec.systolic import Form
 from fpgapipe.hw.rtl.device import Device
 
 CORES = {
@@ -45,14 +44,6 @@ CORES = {
     "two of 4x8, few counters": (
         "xcup",
         CoreSpec(4, 8, 2, 1024, ScratchpadSpec(4, 1 << 14), 16, counters=False),
-    ),
-    "8x8, packed": (
-        "xcup",
-        CoreSpec(8, 8, 1, 512, ScratchpadSpec(2, 1 << 15), 32, form=Form.PACKED),
-    ),
-    "32x32, packed": (
-        "xcup",
-        CoreSpec(32, 32, 1, 1024, ScratchpadSpec(4, 1 << 18), 64, form=Form.PACKED),
     ),
 }
 """For each core, the family of parts for which it is synthesised, and its parameters."""
