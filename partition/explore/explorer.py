@@ -48,19 +48,11 @@ from fpgapipe.partition.explore.candidate import (
 from fpgapipe.partition.explore.cut_problem import cut_bytes, memory_fault
 from fpgapipe.partition.explore.fastest_cut import Parts, Question, find_fastest
 from fpgapipe.partition.explore.unit_problem import make_problem, reads_of, units_of
-from fpgapipe.partition.schedule.schedule_kinds import (
-    model_of,
-    num_engines_of,
-    tried_schedules,
-)
+from fpgapipe.partition.schedule.schedule_kinds import model_of, num_engines_of, tried_schedules
 from fpgapipe.partition.search import dag
 from fpgapipe.partition.search.every_device import over_all_devices
 from fpgapipe.partition.search.merge import Merged, merge_layers
-from fpgapipe.partition.search.problem import (
-    Objective,
-    PlanError,
-    ScheduleModel,
-)
+from fpgapipe.partition.search.problem import Objective, PlanError, ScheduleModel
 
 Found = TypeVar("Found")
 MAX_SPLITS = 9
@@ -78,7 +70,6 @@ this many times the least are searched for the cut that the simulation finds fas
 
 CORES_TRIED = 8
 """Number of cores that are tried per board: those that run the whole network fastest."""
-
 
 MOST_CELLS = 1024
 """Most rows and most columns of an array that may be asked for."""
@@ -393,7 +384,7 @@ def core_choices(
 ) -> Iterator[dict[DeviceSpec, tuple[NodeSpec, list[LayerCost]]]]:
     """Combinations worth trying of a core, with the layers' costs, for each kind of device."""
     kinds = list(dict.fromkeys(request.cluster.devices))
-    num_links = min(len(request.cluster.devices) - 1, 2)
+    num_links, form = min(len(request.cluster.devices) - 1, 2), request.form
     random = request.train and any(
         isinstance(layer.operator, Dropout) for layer in model.graph.layers.values()
     )
@@ -409,7 +400,7 @@ def core_choices(
                         num_links=num_links,
                         scratchpad_bytes=request.scratchpad_bytes,
                         savings=savings,
-                        form=request.form,
+                        form=form,
                     )
                 except ValueError as error:
                     raise PlanError(str(error)) from None
@@ -420,14 +411,12 @@ def core_choices(
                 raise PlanError(
                     f"an array of {node.core.rows}x{node.core.cols} does not fit {device.name}: "
                     f"{'; '.join(map(str, broken))}"
-                    f"{_what_does(device, num_engines, num_links, request.form)}"
+                    f"{_what_does(device, num_engines, num_links, form)}"
                 )
             nodes: Sequence[NodeSpec] = (node,)
         else:
             try:
-                nodes = candidate_cores(
-                    device, num_engines, num_links, random=random, form=request.form
-                )
+                nodes = candidate_cores(device, num_engines, num_links, random=random, form=form)
             except ValueError as error:
                 raise PlanError(str(error)) from None
         options = [(node, model.costs(node, train=request.train, as_one=True)) for node in nodes]
