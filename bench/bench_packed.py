@@ -3,7 +3,7 @@
 Prints one JSON object. For each size and form it has the LUTs, flip-flops and DSPs of an array that
 Yosys counts, those of the resource model, those of the model for a whole core with 16 lanes and no
 links, and the cycles of a training step by the cycle model. ``--model`` leaves Yosys out, which
-takes half an hour for the largest plain array.
+takes minutes for large arrays.
 """
 
 import argparse
