@@ -258,22 +258,29 @@ class TorchBackend(StepRunner):
         """Compute the network's outputs as inference does, for any number of samples."""
         import torch
 
-        samples = len(next(iter(inputs.values())))
-        size = self.graph.batch or samples
         state = self._tensors()
-        found: dict[str, list[Any]] = {name: [] for name in self.graph.outputs}
-        for first in range(0, samples, size):
-            # Layers may have the batch size in their shapes, so the last batch is filled up.
-            order = np.minimum(np.arange(first, first + size), samples - 1)
-            part = {name: self._tensor(value[order]) for name, value in inputs.items()}
+
+        def run(part: Mapping[str, torch.Tensor]) -> dict[str, NDArray[np.float32]]:
             with torch.no_grad(), _repeatable(self.device, self._threads), self._autocast():
                 if self.precision == "mxint8":
                     values = self._core.infer(state, part)
                 else:
                     values = forward(self.graph, state, part)
-            for name, results in found.items():
-                results.append(values[name].float().cpu().numpy())
-        return {name: np.concatenate(parts)[:samples] for name, parts in found.items()}
+            return {name: values[name].float().cpu().numpy() for name in self.graph.outputs}
+
+        if not inputs:  # what is computed from learned tensors alone has no samples
+            return run({})
+        samples = len(next(iter(inputs.values())))
+        size = self.graph.batch or samples
+        found = []
+        for first in range(0, samples, size):
+            # Layers may have the batch size in their shapes, so the last batch is filled up.
+            order = np.minimum(np.arange(first, first + size), samples - 1)
+            found.append(run({name: self._tensor(each[order]) for name, each in inputs.items()}))
+        return {
+            name: np.concatenate([each[name] for each in found])[:samples]
+            for name in self.graph.outputs
+        }
 
     def evaluate(self, inputs: Values, labels: Labels) -> StepResult:
         """Infer any number of samples; return their mean loss and how many labels are right.

@@ -133,6 +133,21 @@ def test_functions_of_learned_tensors_are_compared(shape):
     assert not verify_programs(plan, graph, options, limits=Limits(1e9)).unverified
 
 
+def test_learned_positions_are_compared_in_inference():
+    """They alone have no samples, which the comparison took the number of."""
+
+    def placed(batch):
+        net = Network("placed", batch)
+        x = net.embedding(net.tokens("tokens", 8), 32, 16)
+        x = net.plus(x, net.add("places", ops.Constant((8, 16), trainable=True)))
+        net.linear(net.layer_norm(x), 32)
+        return net.build()
+
+    plan, graph, _ = planned(placed)
+    options = StepOptions(train=False)
+    assert not verify_programs(plan, graph, options, limits=Limits(1e9)).unverified
+
+
 @pytest.mark.parametrize("function", ["log", "sqrt", "rsqrt"])
 def test_functions_of_positive_numbers_are_compared(function):
     """Random numbers were negative, and the function was left out as one of other numbers."""
