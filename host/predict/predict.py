@@ -5,34 +5,28 @@ from __future__ import annotations
 import json
 from contextlib import ExitStack
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from fpgapipe.errors import FileError, UserError
-from fpgapipe.files import read_json, write_output
-from fpgapipe.host.build.build import MANIFEST, holding, open_build
+from fpgapipe.files import write_output
+from fpgapipe.host.build.build import holding
 from fpgapipe.host.data.data import load_data
 from fpgapipe.host.data.data_folder import classes_in, has_no_classes, read_images
 from fpgapipe.host.data.sample_checks import check_samples
 from fpgapipe.host.data.samples import Dataset, Samples, Wanted
+from fpgapipe.host.predict.opening import build_of, open_weights
 from fpgapipe.host.predict.predictions import Predictions, rows_of
-from fpgapipe.host.predict.single_device import open_single
 from fpgapipe.host.runtime.evaluation import filled_batches, rated
-from fpgapipe.host.runtime.run_folder import PREDICTIONS, SETTINGS
-from fpgapipe.host.runtime.runtime import RunOptions, open_backend
+from fpgapipe.host.runtime.run_folder import PREDICTIONS
 from fpgapipe.host.terminal.outputs import check_output
 from fpgapipe.host.terminal.progress import Progress, silent
-from fpgapipe.host.transports.opening import backend_names, transports_of
-from fpgapipe.host.weights.trained_run import find_run, open_run
 from fpgapipe.lowering.units.step_options import scalar_bits
 from fpgapipe.network.logits import Logits
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from fpgapipe.host.backends.base import StepRunner
     from fpgapipe.host.build.build import Build
 
@@ -84,8 +78,6 @@ def predict(
         If there is no such build, run or checkpoint, the network does not give one class for
         each sample, the samples do not fit it, or a file cannot be written.
     """
-    if backend not in backend_names():
-        raise UserError(f"a backend must be one of {', '.join(backend_names())}, not {backend}")
     if part not in PARTS:
         raise UserError(f"samples must be one of {', '.join(PARTS)}, not {part}")
     path = None if output is None else Path(output)
@@ -94,49 +86,35 @@ def predict(
             raise UserError(f"{path}: predictions are written as {' or '.join(SUFFIXES)}")
         check_output(path)
     folder = Path(folder)
-    is_build = (folder / MANIFEST).is_file()
-    with holding(folder if is_build else folder.parent.parent), ExitStack() as opened:
-        build = open_build(folder) if is_build else None
-        known: tuple[str, ...] = ()
-        if build is not None and not build.plan.trains:
-            if step is not None:
-                raise UserError("a build for inference has no checkpoints, so --step excludes it")
-            weights, kept = folder, build.run_folder / backend
-            options = RunOptions(
-                backend, threads=threads, transports=transports_of(backend, cluster_file)
-            )
-            make: Callable[[], StepRunner] = partial(open_backend, build, backend, options)
-        else:
-            run = open_run(folder, step=step)
-            build, weights = run.build, run.path
-            kept = find_run(folder, None)[1]
-            known = _classes_of(kept)
-            make = partial(open_single, run, backend, threads)
+    with holding(build_of(folder)), ExitStack() as opened:
+        source = open_weights(
+            folder, backend, step=step, cluster_file=cluster_file, threads=threads
+        )
+        build, known = source.build, _classes_of(source.data)
         samples, classes, has_labels = _samples(build, data, part, known)
         samples = samples.some(slice(first))
-        runner = opened.enter_context(make())
+        runner = opened.enter_context(source.make())
         with progress() as display:
             display.add_task("predicting", total=len(samples.labels), unit="samples")
             logits, cycles = _logits(runner, samples, lambda done: display.update(completed=done))
     labels = samples.labels if has_labels else None
     names = [str(each) for each in samples.names]
     found = Predictions(
-        build.graph.name, weights, data, backend, classes,
+        build.graph.name, source.weights, data, backend, classes,
         rows_of(logits, labels, names, classes), cycles,
     )  # fmt: skip
-    kept.mkdir(parents=True, exist_ok=True)
-    write_output(kept / PREDICTIONS, json.dumps(found.to_dict()) + "\n")
+    source.kept.mkdir(parents=True, exist_ok=True)
+    write_output(source.kept / PREDICTIONS, json.dumps(found.to_dict()) + "\n")
     if path is not None:
         write_output(path, found.text_for(path))
     return found
 
 
-def _classes_of(run: Path) -> tuple[str, ...]:
+def _classes_of(data: str | None) -> tuple[str, ...]:
     """Names of the classes that a run was trained with; empty if they are not known any more."""
     try:
-        data = read_json(run / SETTINGS, 1 << 20)["data"]
-        return classes_in(Path(data))
-    except (FileError, LookupError, TypeError):
+        return () if data is None else classes_in(Path(data))
+    except FileError:
         return ()
 
 
