@@ -48,6 +48,8 @@ COMMANDS = {
     "doctor": "List what is needed, what was found, and the line that mends what is not right.",
     "export": "Write the weights of a run for the module that its network came from.",
     "explore": "Show what cores for NETWORK give and take on a board: throughput against area.",
+    "generate": "Continue a text, or a row of tokens, by a network that predicts the token behind "
+    "each.",
     "inspect": "Print the layers of NETWORK: shapes, MACs, parameters, features, totals.",
     "new": "Write a commented file to begin with, which passes its own check, into this folder.",
     "oracle": "Foretell time, memory and limits of parallel strategies over numbers of devices.",
@@ -62,7 +64,11 @@ COMMANDS = {
 }
 """The first sentence of each command's help, for the list of the commands."""
 
-IN_MODULE = {"cluster": "boards", "explore": "compare", "export": "trained", "predict": "trained"}
+IN_MODULE = {
+    "cluster": "boards",
+    "explore": "compare",
+    **dict.fromkeys(("export", "generate", "predict"), "trained"),
+}
 """Modules of commands that are not in one of their own name."""
 
 

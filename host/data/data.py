@@ -15,6 +15,7 @@ import numpy as np
 
 from fpgapipe.errors import FileError, UserError, nearest
 from fpgapipe.files import is_folder
+from fpgapipe.host.data.data_tokens import is_text, read_characters
 from fpgapipe.host.data.samples import TRAINING_PART, Dataset, Samples, Wanted, shape_text
 from fpgapipe.network.losses import CROSS_ENTROPY, Loss
 from fpgapipe.optional import require
@@ -118,9 +119,7 @@ def _with_classes(name: str, path: Path, wanted: Wanted) -> Dataset:
         from fpgapipe.host.data.data_folder import read_folder
 
         return read_folder(path, wanted)
-    if path.suffix.lower() == ".txt":
-        from fpgapipe.host.data.data_tokens import read_characters
-
+    if is_text(name):
         return read_characters(path, wanted)
     if os.path.lexists(path):
         raise FileError(name, ["data must be a .npz or .txt file, or a folder of images by class"])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -11,7 +13,7 @@ from fpgapipe.files import read_text
 from fpgapipe.host.data.samples import TRAINING_PART, Dataset, Samples, Wanted, shape_text
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from collections.abc import Iterable
 
     from numpy.typing import NDArray
 
@@ -31,7 +33,7 @@ def read_characters(path: Path, wanted: Wanted) -> Dataset:
     check_predicts(path, wanted)
     assert wanted.indices is not None, "a network that predicts tokens has them as input"
     text = read_text(path, MAX_BYTES)
-    codes = np.frombuffer(text.encode("utf-32-le"), np.uint32).astype(np.int64)
+    codes = codes_of(text)
     beyond = np.flatnonzero(codes >= wanted.indices)
     if len(beyond):
         at = int(beyond[0])
@@ -45,6 +47,25 @@ def read_characters(path: Path, wanted: Wanted) -> Dataset:
             ],
         )
     return following(path, "characters", codes, wanted)
+
+
+def codes_of(text: str) -> NDArray[np.int64]:
+    """The tokens of a text: the number of each character in Unicode."""
+    # Bytes of a command line that are no UTF-8 are lone surrogates, which are numbers as well.
+    return np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32).astype(np.int64)
+
+
+def text_of(tokens: Iterable[int]) -> str:
+    """The text of tokens; a token that is no character gives U+FFFD."""
+    return "".join(
+        chr(code) if code < 0xD800 or 0xDFFF < code <= sys.maxunicode else "\ufffd"
+        for code in tokens
+    )
+
+
+def is_text(data: str) -> bool:
+    """Whether data of this name are a text, whose tokens are characters."""
+    return Path(data).suffix.lower() == ".txt"
 
 
 def check_predicts(path: Path, wanted: Wanted) -> None:

@@ -14,19 +14,20 @@ __version__ = "0.1.0"
 __all__ = [
     "Answers", "BoardList", "BoardSheet", "BroughtUp", "Build", "Built", "Checkpoint",
     "Checkpoints", "ClusterSheet", "ClusterSpec", "Compared", "CoreSpec", "Covered", "Dataset",
-    "DeviceSpec", "ElementFormat", "Exploration", "Explored", "Exported", "Graph", "GraphBuilder",
-    "Layers", "LinkEngineSpec", "Loss", "Measurement", "MemorySpec", "ModelBackend",
+    "DeviceSpec", "ElementFormat", "Exploration", "Explored", "Exported", "Generated", "Graph",
+    "GraphBuilder", "Layers", "LinkEngineSpec", "Loss", "Measurement", "MemorySpec", "ModelBackend",
     "PipelineProgram", "Plan", "Planned", "PlannedDegrees", "PlannedProfile", "Predictions", "Ran",
     "Reached", "Request", "Ring", "RunOptions", "RunSummary", "Samples", "Schedule",
     "ScratchpadSpec", "Settings", "SimulatorBackend", "StepOptions", "StepResult", "Timetable",
     "TorchBackend", "UserError", "VectorSpec", "Verified", "WireSpec", "__version__", "as_plan",
     "bringup", "build", "build_pipeline", "chain_of", "check_schedule", "checkpoints", "compare",
     "coverage", "describe_board", "describe_cluster", "explore", "explore_board",
-    "explore_smallest", "explore_target", "export", "initial_parameters", "inspect", "list_boards",
-    "load_board", "load_cluster", "load_data", "load_network", "make_schedule", "measure_build",
-    "one_link_each", "open_backend", "open_build", "oracle", "plan", "plan_board", "plan_profile",
-    "predict", "read_checkpoint", "read_schedule", "report", "ring", "run", "run_build",
-    "scalar_bits", "schedule", "verify", "write_build", "write_package", "write_report",
+    "explore_smallest", "explore_target", "export", "generate", "initial_parameters", "inspect",
+    "list_boards", "load_board", "load_cluster", "load_data", "load_network", "make_schedule",
+    "measure_build", "one_link_each", "open_backend", "open_build", "oracle", "plan", "plan_board",
+    "plan_profile", "predict", "read_checkpoint", "read_schedule", "report", "ring", "run",
+    "run_build", "scalar_bits", "schedule", "verify", "write_build", "write_package",
+    "write_report",
 ]  # fmt: skip
 
 if TYPE_CHECKING:  # type checkers learn here what each name is
@@ -65,6 +66,8 @@ if TYPE_CHECKING:  # type checkers learn here what each name is
     from fpgapipe.host.make.target import Reached, explore_target
     from fpgapipe.host.make.verify import Verified, verify
     from fpgapipe.host.package.package import write_package
+    from fpgapipe.host.predict.generate import generate
+    from fpgapipe.host.predict.generated import Generated
     from fpgapipe.host.predict.predict import predict
     from fpgapipe.host.predict.predictions import Predictions
     from fpgapipe.host.report.pages.page import write_report

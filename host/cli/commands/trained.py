@@ -1,16 +1,19 @@
-"""What is done with trained weights: ``fpgapipe export`` and ``predict``."""
+"""What is done with trained weights: ``fpgapipe export``, ``predict``, ``generate``."""
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import click
 
 import fpgapipe
+from fpgapipe.errors import UserError, shown
 from fpgapipe.host.cli.options import ranges
 from fpgapipe.host.cli.options.names import Names
 from fpgapipe.host.cli.options.options import build_folder, command
 from fpgapipe.host.cli.options.shared import addresses_option, threads_option
+from fpgapipe.host.predict.single_device import ON_ONE_DEVICE
 from fpgapipe.host.terminal.console import progress
 from fpgapipe.host.terminal.outputs import check_outputs
 from fpgapipe.host.terminal.result import show
@@ -106,3 +109,76 @@ def predict(run: str, output: str | None, as_json: bool, **options: Any) -> None
     check_outputs({"--output": output})
     found = fpgapipe.predict(run, output=output, progress=progress, **options)
     show(found, as_json=as_json)
+
+
+@command("generate", example="fpgapipe generate out/char-gpt --prompt 'To be, ' --count 12")
+@click.argument("run", metavar="RUN", required=False, type=click.Path(), callback=build_folder)
+@click.option(
+    "--prompt", metavar="TEXT", help="Text to continue, for what was trained with a text."
+)
+@click.option("--tokens", metavar="1,2,3", help="Tokens to continue, in the place of a text.")
+@click.option("--count", type=ranges.TOKENS, default=64, help="Tokens that are chosen.")
+@click.option(
+    "--temperature",
+    type=ranges.TEMPERATURE,
+    help="Draw each token; above 1 more evenly than the network has it, below 1 less [default: the "
+    "likeliest token, or with --top-k 1].",
+)
+@click.option(
+    "--top-k",
+    type=ranges.TOP_K,
+    metavar="K",
+    help="Draw from the K likeliest tokens [default: all, with --temperature].",
+)
+@click.option("--seed", type=ranges.SEED, help="Seed of what is drawn [default: 0].")
+@click.option(
+    "--backend",
+    type=click.Choice(ON_ONE_DEVICE),
+    default="model",
+    help="What computes: for what was trained on one device of the build.",
+)
+@click.option(
+    "--step", type=ranges.STEPS, help="Mini-batches of the checkpoint [default: the newest]."
+)
+@threads_option
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(dir_okay=False),
+    help="File to write: .txt, or .json with the probability of each token.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def generate(
+    run: str,
+    prompt: str | None,
+    tokens: str | None,
+    count: int,
+    output: str | None,
+    as_json: bool,
+    **options: Any,
+) -> None:
+    """Continue a text, or a row of tokens, by a network that predicts the token behind each.
+
+    RUN is a build that was trained, the folder of one of its runs (out/char-gpt/run/model), or a
+    build for inference. The network must be causal, as GPTs and LSTMs are; this is checked by
+    PyTorch.
+    """
+    if (prompt is None) == (tokens is None):
+        raise click.UsageError("give either --prompt or --tokens")
+    check_outputs({"--output": output})
+    given = _numbers(tokens or "") if prompt is None else prompt
+    found = fpgapipe.generate(run, given, count, output=output, progress=progress, **options)
+    show(found, as_json=as_json)
+
+
+def _numbers(text: str) -> list[int]:
+    """Tokens, as ``1,2,3``.
+
+    Raises
+    ------
+    UserError
+        If the text has another form.
+    """
+    if not re.fullmatch(r"\d{1,9}(,\d{1,9})*", text, re.ASCII):
+        raise UserError(f"--tokens must be whole numbers such as 1,2,3, not {shown(text)}")
+    return [int(each) for each in text.split(",")]

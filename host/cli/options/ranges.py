@@ -100,6 +100,11 @@ STEPS = Whole(1, 10**9)
 EPOCHS = Whole(1, 10**6)
 WARM_UP = Whole(0, 10**9)
 SEED = Whole(0, (1 << 63) - 1)
+TOKENS = Whole(1, 1 << 20)
+"""Tokens that a network chooses, one behind the other."""
+
+TEMPERATURE = Real(1e-6, 1e6)
+TOP_K = Whole(1, 1 << 24)
 LEARNING_RATE = Real(0, 1e6)
 MOMENTUM = Real(0, 1)
 WEIGHT_DECAY = Real(0, 1e3)
