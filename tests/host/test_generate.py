@@ -144,6 +144,24 @@ def test_simulated_hardware_gives_the_models_bits(tmp_path):
     assert sim.cycles > 1000
 
 
+def test_an_onnx_model_goes_on(tmp_path):
+    """An embedding and a product, enough to learn which character is behind each."""
+    pytest.importorskip("onnx", reason="needs the onnx extra")
+    from onnx_models import TensorProto, node, random, save
+
+    nodes = [node("Gather", ["table", "tokens"], ["x"]), node("MatMul", ["x", "head"], ["y"])]
+    inputs = {"tokens": ([2, CONTEXT], TensorProto.INT64)}
+    weights = {"table": random(128, 16), "head": 0.1 * random(16, 128)}
+    model = save(tmp_path / "pairs.onnx", nodes, inputs, weights=weights)
+    (tmp_path / "cycle.txt").write_text(CYCLE * 40)
+    build(model, tmp_path / "out")
+    fpgapipe.run(
+        tmp_path / "out", "model", data=str(tmp_path / "cycle.txt"), steps=60, learning_rate=0.1,
+        validates=False,
+    )  # fmt: skip
+    assert fpgapipe.generate(tmp_path / "out", "ea", 14).text == "eamstreamstreams"
+
+
 def test_files(trained, tmp_path, capsys):
     words = ["generate", str(trained), "--prompt", "str", "--count", "3"]
     assert main([*words, "-o", str(tmp_path / "a.txt")]) == 0
