@@ -68,11 +68,12 @@ def check_causal(
         some = positions[first : first + batch]
         changed = rows.copy()
         for row, at in enumerate(some):
-            by = rng.integers(1, num_tokens, len(tokens) - at - 1)
+            by = rng.integers(1, max(num_tokens, 2), len(tokens) - at - 1)
             changed[row, at + 1 :] = (changed[row, at + 1 :] + by) % num_tokens
         found = results(changed)
         for row, at in enumerate(some):
-            if not np.array_equal(found[row, : at + 1], expected[row, : at + 1]):
+            before, after = (values[row, : at + 1] for values in (expected, found))
+            if not np.array_equal(before, after, equal_nan=True):
                 raise UserError(
                     f"{graph.name} is not causal: what it gives for position {at + 1} or one "
                     "before it changes with the tokens behind, so it cannot continue a row of them"

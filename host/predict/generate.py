@@ -115,7 +115,9 @@ def generate(
         if top_k is not None and top_k > num_tokens:
             raise UserError(f"top-k must be 1..{num_tokens}, the tokens of {name}, not {top_k}")
         runner = opened.enter_context(source.make())
-        positions = range(min(len(given), length) - 1, min(len(given) + count, length) - 1)
+        # The last position sees all tokens, so the one before it is the last to be checked.
+        first = max(min(len(given), length - 1) - 1, 0)
+        positions = range(first, min(len(given) + count, length) - 1)
         row = _row(given, length)
         check_causal(runner.graph, runner.parameters(), row, num_tokens, positions)
         rng = np.random.default_rng(seed)

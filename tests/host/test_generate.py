@@ -251,7 +251,8 @@ def test_what_is_refused(of_numbers, tmp_path, capsys):
         ((*tokens, "--top-k", "0"), "Invalid value for '--top-k'"),
         ((*tokens, "--top-k", "129"), "top-k must be 1..128, the tokens of small-gpt, not 129"),
         ((*tokens, "--seed", "1"), "a seed is for tokens that are drawn"),
-        ((*tokens, "--backend", "torch"), "Invalid value for '--backend'"),
+        ((*tokens, "--backend", "torch"), "text is generated in model and sim, not torch"),
+        ((*tokens, "--backend", "x"), "'--backend'"),
         ((*tokens, "--step", "7"), "has no checkpoint after step 7"),
         ((*tokens, "-o", "x.csv"), "is written as .txt or .json"),
         ((tmp_path / "none", "--tokens", "1"), "is not there"),
@@ -288,8 +289,9 @@ def test_characters_outside_the_vocabulary_are_named(trained):
 def test_networks_that_cannot_continue(network, message, tmp_path):
     build(network, tmp_path / "out")
     fpgapipe.run(tmp_path / "out", "model", data="random", steps=1, validates=False)
-    with pytest.raises(fpgapipe.UserError, match=message):
-        fpgapipe.generate(tmp_path / "out", [1, 2, 3], 3)
+    for prompt in ([1, 2, 3], list(range(10))):  # also one that fills the context
+        with pytest.raises(fpgapipe.UserError, match=message):
+            fpgapipe.generate(tmp_path / "out", prompt, 3)
 
 
 def test_a_network_of_images(tmp_path):

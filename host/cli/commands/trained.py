@@ -13,7 +13,6 @@ from fpgapipe.host.cli.options import ranges
 from fpgapipe.host.cli.options.names import Names
 from fpgapipe.host.cli.options.options import build_folder, command
 from fpgapipe.host.cli.options.shared import addresses_option, threads_option
-from fpgapipe.host.predict.single_device import ON_ONE_DEVICE
 from fpgapipe.host.terminal.console import progress
 from fpgapipe.host.terminal.outputs import check_outputs
 from fpgapipe.host.terminal.result import show
@@ -133,9 +132,9 @@ def predict(run: str, output: str | None, as_json: bool, **options: Any) -> None
 @click.option("--seed", type=ranges.SEED, help="Seed of what is drawn [default: 0].")
 @click.option(
     "--backend",
-    type=click.Choice(ON_ONE_DEVICE),
+    type=Names(backend_names),
     default="model",
-    help="What computes: for what was trained on one device of the build.",
+    help="What computes: model or sim, for what was trained on one device of the build.",
 )
 @click.option(
     "--step", type=ranges.STEPS, help="Mini-batches of the checkpoint [default: the newest]."
