@@ -66,6 +66,8 @@ PURPOSES = {
     "mpi4py": "simulation over several processes",
     "grpcio": "devices of other hosts",
     "litex": "boards of the open flow, and SoCs for them",
+    "onnxscript": "trained weights as ONNX files",
+    "safetensors": "weights from and to safetensors",
 }
 
 

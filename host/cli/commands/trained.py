@@ -75,7 +75,7 @@ def export(
     "part",
     type=click.Choice(["validation", "train", "all"]),
     default="validation",
-    help="Which of them.",
+    help="Which samples of the data are taken.",
 )
 @click.option("--first", type=ranges.SAMPLES, metavar="N", help="The first N of them only.")
 @click.option(
