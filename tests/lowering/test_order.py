@@ -55,9 +55,9 @@ def test_machine_code_changes_no_instruction(kind, num_stages, train, reduces, m
 def test_too_few_semaphores_are_an_error(many, monkeypatch):
     monkeypatch.setattr(hazards, "MANY", many)
     monkeypatch.setattr(
-        "fpgapipe.lowering.program.assemble.semaphores_of_core", lambda links, engines: 12
+        "fpgapipe.lowering.program.assemble.semaphores_of_core", lambda links, engines: 13
     )
-    with pytest.raises(NotImplementedError, match="program needs over 12 semaphores, for STORE"):
+    with pytest.raises(NotImplementedError, match="program needs over 13 semaphores, for STORE"):
         programs("1f1b-as", 2)
 
 
