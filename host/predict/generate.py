@@ -19,7 +19,7 @@ from fpgapipe.host.predict.causality import check_causal
 from fpgapipe.host.predict.generated import Generated
 from fpgapipe.host.predict.opening import build_of, open_weights
 from fpgapipe.host.predict.single_device import ON_ONE_DEVICE
-from fpgapipe.host.terminal.outputs import check_output
+from fpgapipe.host.terminal.outputs import output_of
 from fpgapipe.host.terminal.progress import Progress, silent
 from fpgapipe.lowering.units.step_options import scalar_bits
 
@@ -101,11 +101,7 @@ def generate(
         temperature, seed = 1.0 if temperature is None else temperature, seed or 0
         if seed < 0:
             raise UserError(f"the seed must be at least 0, not {seed}")
-    path = None if output is None else Path(output)
-    if path is not None:
-        if path.suffix.lower() not in SUFFIXES:
-            raise UserError(f"{path}: a continuation is written as {' or '.join(SUFFIXES)}")
-        check_output(path)
+    path = output_of(output, SUFFIXES, "a continuation is")
     folder = Path(folder)
     with holding(build_of(folder)), ExitStack() as opened:
         source = open_weights(folder, backend, step=step, threads=threads)

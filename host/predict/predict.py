@@ -21,7 +21,7 @@ from fpgapipe.host.predict.opening import build_of, open_weights
 from fpgapipe.host.predict.predictions import Predictions, rows_of
 from fpgapipe.host.runtime.evaluation import filled_batches, rated
 from fpgapipe.host.runtime.run_folder import PREDICTIONS
-from fpgapipe.host.terminal.outputs import check_output
+from fpgapipe.host.terminal.outputs import output_of
 from fpgapipe.host.terminal.progress import Progress, silent
 from fpgapipe.lowering.units.step_options import scalar_bits
 from fpgapipe.network.logits import Logits
@@ -80,11 +80,7 @@ def predict(
     """
     if part not in PARTS:
         raise UserError(f"samples must be one of {', '.join(PARTS)}, not {part}")
-    path = None if output is None else Path(output)
-    if path is not None:
-        if path.suffix.lower() not in SUFFIXES:
-            raise UserError(f"{path}: predictions are written as {' or '.join(SUFFIXES)}")
-        check_output(path)
+    path = output_of(output, SUFFIXES, "predictions are")
     folder = Path(folder)
     with holding(build_of(folder)), ExitStack() as opened:
         source = open_weights(

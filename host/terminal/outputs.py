@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 
 from fpgapipe import files
@@ -53,6 +53,31 @@ def check_outputs(outputs: Mapping[str, str | None], inputs: Iterable[str | None
         if real in read:
             raise FileError(name, [f"is read by this command; name another file with {option}"])
         written[real] = option
+
+
+def output_of(name: Path | str | None, suffixes: Collection[str], what: str) -> Path | None:
+    """Return the path of a result's file, if one is asked for and can be written.
+
+    Parameters
+    ----------
+    name : path or None
+    suffixes : collection of str
+        Endings that such files have.
+    what : str
+        What is written, as the subject of the message and its verb.
+
+    Raises
+    ------
+    UserError
+        If it ends in something else, or cannot be written.
+    """
+    if name is None:
+        return None
+    path = Path(name)
+    if path.suffix.lower() not in suffixes:
+        raise UserError(f"{path}: {what} written as {' or '.join(suffixes)}")
+    check_output(path)
+    return path
 
 
 def check_output(path: Path) -> None:
