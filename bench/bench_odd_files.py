@@ -261,6 +261,8 @@ KINDS = (
     Kind("data of predict", "predict {build} --data {}", "odd.npz"),
     Kind("cluster of predict", "predict {build} --backend xdma --cluster {}", "odd.yaml"),
     Kind("output of predict", "predict {build} -o {}", "out.csv", optional=True),
+    Kind("run of generate", "generate {} --tokens 1", "odd"),
+    Kind("output of generate", "generate {build} --tokens 1 -o {}", "out.json"),
     Kind("build folder of bringup", "bringup {} --backend model", "odd"),
     Kind("cluster of bringup", "bringup {build} --backend xdma --cluster {}", "odd.yaml"),
     _of_agent("cluster", "odd.yaml", cluster="{}"),
