@@ -24,6 +24,7 @@ import numpy as np
 from fpgapipe.answers import remembered
 from fpgapipe.errors import FileError, UserError
 from fpgapipe.files import read_json
+from fpgapipe.hw.hls_models.native.native_library import library
 from fpgapipe.lowering.lower import build_pipeline
 from fpgapipe.lowering.program.array_rows import array_rows
 from fpgapipe.lowering.units.network_units import units_of
@@ -53,7 +54,7 @@ class Limits:
     Attributes
     ----------
     time_s : float
-        Time after which no comparison is begun, s.
+        Time after which no comparison is begun, s; the model is compiled before it.
     macs : int
         Most multiply-accumulates of a forward pass that is compared.
     elements : int
@@ -220,7 +221,7 @@ def verify_units(
             continue
         core = cores[unit.name]
         asked.setdefault(f"{graph_json.to_json(alone)}\n{core}", (unit, alone, core))
-    until = clock() + limits.time_s
+    until: float | None = None
     compared = 0
     for unit, alone, core in sorted(asked.values(), key=lambda each: each[1].totals.macs):
         own = StepOptions(
@@ -228,6 +229,10 @@ def verify_units(
         )
 
         def find(alone: Graph = alone, core: CoreSpec = core, own: StepOptions = own) -> Any:
+            nonlocal until
+            if until is None:
+                library()  # compiled once on a machine; that is no part of the time
+                until = clock() + limits.time_s
             return compare(alone, core, own) if clock() < until else None
 
         question = {
