@@ -6,8 +6,9 @@ docs/cost-model.md says what is counted and how. The cycles of matrix products c
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from fpgapipe.hw.hls_models.cycles.gemm import EngineSpec, gemm_cost
 from fpgapipe.hw.hls_models.spec.node import NodeSpec
@@ -178,8 +179,9 @@ class CostModel:
         self.graph = graph
         self.formats = formats or Formats()
         self._work = network_work(graph, self.formats)
-        self._gradients = _with_gradient(graph)
-        self._kept = _kept_apart(graph, self._work)
+        gradients = _with_gradient(graph)
+        kept = zip(self._work, _kept_apart(graph, self._work), strict=True)
+        self._sizes = [self._sizes_of(work, each, gradients) for work, each in kept]
         # Equal layers have equal passes, whose costs are found once for each core.
         known: dict[PassWork, PassWork] = {}
         self._passes = [
@@ -202,33 +204,29 @@ class CostModel:
         }
         costs = {key: _pass(what, node, engine) for key, what in distinct.items()}
         found = [
-            self._layer(
-                work,
-                kept,
-                {each: costs[id(what)] for each, what in passes.items()},
+            LayerCost(
+                work.layer.name,
+                costs[id(passes[Pass.FORWARD])],
+                costs.get(id(passes.get(Pass.INPUT_GRADIENT)), NO_PASS),
+                costs.get(id(passes.get(Pass.WEIGHT_GRADIENT)), NO_PASS),
                 costs[id(update)],
+                *sizes,
             )
-            for work, kept, (passes, update) in zip(
-                self._work, self._kept, self._passes, strict=True
+            for work, sizes, (passes, update) in zip(
+                self._work, self._sizes, self._passes, strict=True
             )
         ]
         return found if train else [_forward_only(cost) for cost in found]
 
-    def _layer(
-        self, work: LayerWork, kept: _Kept, passes: dict[Pass, PassCost], update: PassCost
-    ) -> LayerCost:
+    def _sizes_of(self, work: LayerWork, kept: _Kept, gradients: Container[str]) -> tuple[Any, ...]:
+        """What a layer costs of memory and links, on any core: the rest of `LayerCost`."""
         layer = work.layer
         output_bytes = self.formats.tensor_bytes(layer.output)
         state = self.formats.state_bytes
         untrained = sum(p.spec.elements for p in layer.parameters if not p.spec.trainable)
-        return LayerCost(
-            layer.name,
-            passes[Pass.FORWARD],
-            passes.get(Pass.INPUT_GRADIENT, NO_PASS),
-            passes.get(Pass.WEIGHT_GRADIENT, NO_PASS),
-            update,
+        return (
             output_bytes,
-            output_bytes if layer.name in self._gradients else 0,
+            output_bytes if layer.name in gradients else 0,
             state * work.owned,
             3 * state * work.owned,
             2 * self.formats.operand_bytes(work.operands) + state * untrained,

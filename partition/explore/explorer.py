@@ -186,7 +186,10 @@ class KnownGraphs:
 
 
 def explore(
-    request: Request, on_step: Callable[[int, int], object] = lambda done, total: None
+    request: Request,
+    on_step: Callable[[int, int], object] = lambda done, total: None,
+    *,
+    searches: bool = True,
 ) -> Exploration:
     """Find the fastest way to train a network on a cluster.
 
@@ -195,6 +198,8 @@ def explore(
     request : Request
     on_step : function
         Called with the number of steps done and their total.
+    searches : bool
+        Whether cuts of the fastest candidates are searched in the event simulation.
 
     Raises
     ------
@@ -202,7 +207,7 @@ def explore(
         If nothing fits. The message names the limit, by how much and where it is exceeded, and
         what would help.
     """
-    return with_enough_splits(request, lambda asked: _explore(asked, on_step))
+    return with_enough_splits(request, lambda asked: _explore(asked, on_step, searches))
 
 
 def with_enough_splits(request: Request, find: Callable[[Request], Found]) -> Found:
@@ -216,7 +221,7 @@ def with_enough_splits(request: Request, find: Callable[[Request], Found]) -> Fo
         return find(more)
 
 
-def _explore(request: Request, on_step: Callable[[int, int], object]) -> Exploration:
+def _explore(request: Request, on_step: Callable[[int, int], object], search: bool) -> Exploration:
     """The fastest way with any of the numbers of micro-batches that are to be tried."""
     jobs = []
     for count in splits_of(request):
@@ -232,7 +237,7 @@ def _explore(request: Request, on_step: Callable[[int, int], object]) -> Explora
             # The smallest micro-batches came nearest to fitting.
             raise max(errors, key=lambda each: each[0])[1]
         raise PlanError(refused[0] if refused else "nothing to try")
-    if request.objective is Objective.MINIBATCH and not request.merges:
+    if search and request.objective is Objective.MINIBATCH and not request.merges:
         least_s = min(each.best.steady_s for each in found)
         near = [each.best.steady_s <= NEAR * least_s for each in found]
         asked = [
@@ -247,8 +252,7 @@ def _explore(request: Request, on_step: Callable[[int, int], object]) -> Explora
     else:
         tried = [each.best for each in found]
     tried.sort(key=lambda each: each.steady_s)
-    reasons = tuple(dict.fromkeys(refused))
-    return Exploration(tried[0], tuple(tried), reasons, others=tuple(others))
+    return Exploration(tried[0], tuple(tried), tuple(dict.fromkeys(refused)), tuple(others))
 
 
 @dataclass(frozen=True)

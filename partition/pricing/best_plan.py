@@ -9,48 +9,45 @@ there are several devices, the network is cut by prices of its layers in the pro
 from __future__ import annotations
 
 import hashlib
-from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, partial
+from itertools import chain
 from math import inf
 from typing import TYPE_CHECKING, Any
 
 from fpgapipe.errors import UserError
 from fpgapipe.jobs import results
-from fpgapipe.lowering.schedule.schedule import ScheduleError, forward_only
+from fpgapipe.lowering.schedule.schedule import forward_only
 from fpgapipe.lowering.units.network_units import RefusedNetwork, check_network
 from fpgapipe.network.graph_json import to_json
-from fpgapipe.partition.cost.cost import CostModel
 from fpgapipe.partition.explore.candidate import device_chain, make_candidate_schedule, times_of
 from fpgapipe.partition.explore.explorer import (
     KnownGraphs,
-    device_chains,
     explore,
-    on_one_device,
-    plan_one,
     splits_of,
 )
 from fpgapipe.partition.explore.planned import as_plan
 from fpgapipe.partition.explore.smallest import THROUGHPUT, explore_smallest
 from fpgapipe.partition.placed_nodes import PlacedNodes
-from fpgapipe.partition.plan import Plan, Prediction
+from fpgapipe.partition.plan import Plan
 from fpgapipe.partition.pricing.climb import FASTEST, cheapest_first, climb
-from fpgapipe.partition.pricing.layer_choice import Choice, priced_choice
 from fpgapipe.partition.pricing.machine import (
-    MOST_EFFORT,
+    PRICES_S,
+    PROGRAMS_S,
     effort_of,
+    effort_of_layers,
+    effort_of_programs,
     is_soon_priced,
     price_plan,
-    price_with_room,
 )
 from fpgapipe.partition.pricing.price_cache import remembered
+from fpgapipe.partition.pricing.tried import Tried, is_cut, plans_of, timed
 from fpgapipe.partition.schedule.built_schedules import check_schedule_kind
-from fpgapipe.partition.schedule.schedule_kinds import num_engines_of
 from fpgapipe.partition.search.problem import PlanError
 from fpgapipe.partition.timeline.timeline import simulate
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable
 
     from fpgapipe.hw.hls_models.spec.device import ClusterSpec, DeviceSpec
     from fpgapipe.hw.hls_models.spec.node import NodeSpec
@@ -230,34 +227,6 @@ class _Look:
         return self.estimate_s * min(FASTEST, 1 / self.engines)
 
 
-@dataclass(frozen=True)
-class _Tried:
-    """A plan by formulas or prices of layers, and the times of its programs if they are known."""
-
-    plan: Plan
-    predicted: Prediction
-    synchronous: bool
-
-    @property
-    def is_exact(self) -> bool:
-        """Whether the times are those of programs."""
-        return self.predicted.level == "machine"
-
-    @property
-    def seconds(self) -> float:
-        """Time of a mini-batch; for an asynchronous pipeline, its time in the steady state."""
-        if self.synchronous:
-            return self.predicted.minibatch_s
-        return self.predicted.period_s * self.plan.num_microbatches
-
-    @property
-    def size(self) -> tuple[int, int, float]:
-        """Cells and bytes of scratchpads of all cores, and seconds."""
-        cores = [node.core for node in self.plan.nodes]
-        memory = sum(core.scratchpad.size_bytes for core in cores)
-        return sum(core.cells for core in cores), memory, self.seconds
-
-
 @dataclass
 class _Search:
     """A search; the first attributes are the arguments of `best_plan`."""
@@ -266,34 +235,35 @@ class _Search:
     network: str
     smallest: bool
     on_step: Callable[[int, int], object]
-    tried: list[_Tried] = field(default_factory=list)
+    tried: list[Tried] = field(default_factory=list)
     best_of: dict[_Look, float] = field(default_factory=dict)
-    faults: list[str] = field(default_factory=list)
-    effort: float = 0.0
+    effort_s: float = 0.0
     can_build: bool = False
     possible: dict[tuple[int, str], bool] = field(default_factory=dict)
 
     def answer(self) -> dict[str, Any]:
         """Search, and say what was found as values of JSON."""
-        found = explore(self.request, self.on_step)
-        best, looks = self._of(found.best), self._looks((*found.tried, *found.others))
+        found = explore(self.request, self.on_step, searches=False)
+        looks = self._looks((*found.tried, *found.others))
         if possible := [look for look in looks if self._is_possible(look.estimate)]:
             self.can_build, looks = True, possible
-            if not self._is_possible(found.best):
-                best = self._of(possible[0].estimate)
         for engines in dict.fromkeys(look.engines for look in looks):
             self._climb([look for look in looks if look.engines == engines])
-        if self.tried:
-            best = min(self.tried, key=lambda each: (not each.is_exact, each.seconds))
+        self._time_programs()
+        if not self.tried:  # formulas have the last word
+            found = explore(self.request, self.on_step)
+            best_of_kinds = [each for each in found.tried if self._is_possible(each)]
+            self.tried = list(map(self._of, best_of_kinds or found.tried))
+        best = min(self.tried, key=lambda each: (not each.is_exact, each.seconds))
         chosen = self._smallest(best) if self.smallest else best
-        of_kind: dict[str, _Tried] = {}
-        known = [each for each in self.tried if each.is_exact] or map(self._of, found.tried)
+        of_kind: dict[str, Tried] = {}
+        known = [each for each in self.tried if each.is_exact] or self.tried
         for each in sorted(known, key=lambda each: each.seconds):
             of_kind.setdefault(each.plan.schedule, each)
         return {
             "plan": chosen.plan.to_json(),
             "priced": chosen.is_exact,
-            "fault": self.faults[0] if self.faults and not chosen.is_exact else None,
+            "fault": chosen.fault or None,
             "tried": [
                 {
                     "schedule": kind,
@@ -315,7 +285,7 @@ class _Search:
             self.possible[key] = why_not_built(plan, graph, self.request.cluster)["possible"]
         return self.possible[key]
 
-    def _of(self, candidate: Candidate) -> _Tried:
+    def _of(self, candidate: Candidate) -> Tried:
         """A candidate of formulas or prices of layers."""
         assert candidate.microbatch is not None
         plan = as_plan(
@@ -326,7 +296,7 @@ class _Search:
             self.request.cluster,
             train=self.request.train,
         )
-        return _Tried(plan, plan.predicted, candidate.timeline.schedule.synchronous)
+        return Tried(plan, plan.predicted, candidate.timeline.schedule.synchronous)
 
     def _looks(self, candidates: Iterable[Candidate]) -> list[_Look]:
         """The combinations of candidates that use all kinds of devices, or one of them."""
@@ -342,37 +312,86 @@ class _Search:
 
     def _climb(self, looks: list[_Look]) -> None:
         """Price the looks next to the best one until none of them is better."""
-        # What takes long to time makes room for the next one.
+        # What takes long to price, and what is no plan of programs, makes room for the next one.
         for look in cheapest_first(looks, lambda look: effort_of(self._of(look.estimate).plan)):
-            if self._price([look]):
+            plans = self._price([look])
+            if any(self._time([each]) or not self.can_build for each in plans):
                 break
         climb(looks, self.best_of, self._price)
 
-    def _price(self, looks: Iterable[_Look]) -> bool:
-        """Price plans of some looks, unless that takes too long; whether programs of any exist.
+    def _price(self, looks: Iterable[_Look]) -> list[Tried]:
+        """Price plans of some looks, unless that takes too long; the fastest of each comes first.
 
-        Where no programs are made, whether there are plans by prices of layers.
+        A plan on one device has the time of its program, and one over several has the times of the
+        programs of its layers.
         """
         jobs = {}
         for look in looks:
             self.best_of[look] = inf
             plan = self._of(look.estimate).plan
-            effort = effort_of(plan)
-            soon = is_soon_priced(plan) and self.effort + effort <= MOST_EFFORT
-            if soon or (is_soon_priced(plan) and not self.effort):
-                self.effort += effort
+            effort = effort_of_layers if self._by_layers(look) else effort_of
+            if is_soon_priced(plan) and self._affords(effort(plan), PRICES_S):
                 graph = self.request.load(plan.microbatch)
                 asked = replace(self.request, load=KnownGraphs((graph,)))
                 limit_s = min(self.best_of.values())
                 jobs[look] = asked, self.network, look.count, look.cores, limit_s, self.can_build
-        found = results(_priced_plans, list(jobs.values()), self.on_step)
-        for look, (tried, faults) in zip(jobs, found, strict=True):
-            self.tried += tried
-            self.faults += faults
-            self.best_of[look] = min((each.seconds for each in tried if each.is_exact), default=inf)
-        return any(each.is_exact or not self.can_build for tried, _ in found for each in tried)
+        found = results(plans_of, list(jobs.values()), self.on_step)
+        for look, plans in zip(jobs, found, strict=True):
+            by_layers = self._by_layers(look)
+            self.best_of[look] = min(
+                (each.seconds for each in plans if each.is_exact or by_layers), default=inf
+            )
+        self.tried += (plans := list(chain(*found)))
+        return plans
 
-    def _smallest(self, best: _Tried) -> _Tried:
+    def _by_layers(self, look: _Look) -> bool:
+        """Whether the search goes by prices of layers, and not by programs of whole plans."""
+        return not self.can_build or is_cut(self.request, look.cores)
+
+    def _affords(self, effort_s: float, most_s: float = PRICES_S + PROGRAMS_S) -> bool:
+        """Spend an effort, and say so, if a search may spend that much; the first one is free."""
+        if self.effort_s and self.effort_s + effort_s > most_s:
+            return False
+        self.effort_s += effort_s
+        return True
+
+    def _time_programs(self) -> None:
+        """Time the programs of all plans that by prices of their layers may be the best."""
+        least_s = min((each.seconds for each in self.tried if each.is_exact), default=inf)
+        self._time(
+            each
+            for each in sorted(self.tried, key=self._expected_s)
+            if (1 - SLACK) * self._expected_s(each) < least_s
+            and self._affords(effort_of_programs(each.plan))
+        )
+
+    def _expected_s(self, tried: Tried) -> float:
+        """Seconds of a plan's program, by those of its layers and by the programs that are timed.
+
+        Engines for forward and backward passes share a memory, which prices of layers leave out.
+        """
+        ratios = (
+            each.seconds / each.by_layers_s
+            for each in self.tried
+            if each.by_layers_s and each.engines == tried.engines
+        )
+        return tried.seconds * (1.0 if tried.is_exact else max(min(ratios, default=1.0), 1.0))
+
+    def _time(self, plans: Iterable[Tried]) -> bool:
+        """Time the programs of plans, if that is soon done; whether programs of any are timed."""
+        asked, some = [], []
+        for each in plans:
+            some.append(each)
+            if self.can_build and not each.is_timed and is_soon_priced(each.plan):
+                graph = self.request.load(each.plan.microbatch)
+                request = replace(self.request, load=KnownGraphs((graph,)))
+                asked.append((request, graph, each))
+        found = results(timed, asked, self.on_step)
+        of = {each: then for (*_, each), then in zip(asked, found, strict=True)}
+        self.tried = [of.get(each, each) for each in self.tried]
+        return any(of.get(each, each).is_exact for each in some)
+
+    def _smallest(self, best: Tried) -> Tried:
         """The smallest of the cores that are nearly as fast as the best, of those that are tried.
 
         To these come the smallest core by formulas, and the best one with the smallest scratchpad.
@@ -391,7 +410,7 @@ class _Search:
                 continue
             if not best.is_exact:
                 return self._of(small)
-            self._price(self._looks([small]))
+            self._time(self._price(self._looks([small])))
         enough = [
             each
             for each in self.tried
@@ -399,16 +418,18 @@ class _Search:
         ]
         return min(enough, key=lambda each: each.size)
 
-    def _sentence(self, looks: list[_Look], best: _Tried, chosen: _Tried) -> str:
+    def _sentence(self, looks: list[_Look], best: Tried, chosen: Tried) -> str:
         """What was compared by programs, and what may be faster all the same."""
         exact = [each for each in self.tried if each.is_exact]
         if not exact:
             return "compared by estimates alone"
         others = [look for look in looks if self.best_of.get(look, inf) == inf]
+        rest = len(self.tried) - len(exact)
+        by_layers = f", and {rest} more by programs of layers," if rest else ""
         told = (
-            f"compared by whole programs: {len(exact)} plan{'s' if len(exact) > 1 else ''} from "
-            f"{len(looks) - len(others)} of {len(looks)} pairs of a core and a number of "
-            "micro-batches"
+            f"compared by whole programs: {len(exact)} plan{'s' if len(exact) > 1 else ''}"
+            f"{by_layers} from {len(looks) - len(others)} of {len(looks)} pairs of a core and a "
+            "number of micro-batches"
         )
         slow = sum(look.least_s >= best.seconds for look in others)
         if slow:
@@ -426,94 +447,3 @@ class _Search:
                 f"{core.rows}x{core.cols} with {self.request.batch / best.seconds:.0f} samples/s"
             )
         return told
-
-
-def _priced_plans(
-    request: Request,
-    network: str,
-    count: int,
-    cores: dict[DeviceSpec, NodeSpec],
-    limit_s: float,
-    can_build: bool,
-) -> tuple[list[_Tried], list[str]]:
-    """Plans with some cores and a number of micro-batches, and why programs are not possible.
-
-    Parameters
-    ----------
-    limit_s : float
-        Plans are not priced that by prices of layers are much slower than this.
-    can_build : bool
-        Whether programs are made; if not, only layers are priced.
-    """
-    graph = request.load(request.batch // count)
-    choice: Choice | None
-    share = 1 - SLACK
-    uncut = len(request.cluster.devices) == 1 or set(cores) != set(request.cluster.devices)
-    if uncut and can_build:
-        model = CostModel(graph)
-        share = 1 / max(node.core.num_engines for node in cores.values())
-        choice = {
-            device: (node, model.costs(node, train=request.train, as_one=True))
-            for device, node in cores.items()
-        }
-    else:
-        choice = priced_choice(
-            graph,
-            cores,
-            train=request.train,
-            accumulates=count > 1,
-            scratchpad_bytes=request.scratchpad_bytes,
-            options=request.step_options,
-        )
-    tried: list[_Tried] = []
-    faults = []
-    for each in _distinct(_cuts(request, graph, choice, count)):
-        plan = as_plan(each, graph, network, request.batch, request.cluster, train=request.train)
-        found = _Tried(plan, plan.predicted, each.timeline.schedule.synchronous)
-        if can_build and share * each.steady_s < limit_s and is_soon_priced(plan):
-            try:
-                roomy, (priced, _) = price_with_room(
-                    plan,
-                    graph,
-                    request.cluster,
-                    request.step_options,
-                    request.scratchpad_bytes,
-                )
-            except UserError as error:  # a layer does not fit
-                faults.append(str(error))
-            else:
-                found = replace(found, plan=roomy, predicted=priced.predicted)
-                limit_s = min(limit_s, found.seconds)
-        tried.append(found)
-    return tried, faults
-
-
-def _cuts(request: Request, graph: Graph, choice: Choice | None, count: int) -> Iterator[Candidate]:
-    """The fastest candidates of all schedules by the prices of a choice."""
-    if choice is None:
-        return
-    engines = {node.core.num_engines for node, _ in choice.values()}
-    for kind in request.schedules:
-        if num_engines_of(kind) not in engines:
-            continue
-        chains = device_chains(request.cluster)
-        with suppress(ScheduleError):
-            for chain in chains if set(choice) == set(request.cluster.devices) else ():
-                with suppress(PlanError):
-                    yield plan_one(request, graph, choice, chain, kind, count)
-            if not (request.all_devices or request.merges):
-                yield from on_one_device(request, choice, kind, count)
-
-
-def _distinct(candidates: Iterable[Candidate]) -> list[Candidate]:
-    """Candidates that differ in their stages or the order of their tasks, the fastest first.
-
-    A single stage does the same work in all orders, and most simply in the first one.
-    """
-    found: dict[tuple[Any, ...], Candidate] = {}
-    for each in candidates:
-        lanes = each.timeline.schedule.lanes if len(each.stages) > 1 else ()
-        order = [(lane.kinds.tobytes(), lane.microbatches.tobytes()) for lane in lanes]
-        stages = [(part.device, *sorted(part.layers)) for part in each.stages]
-        found.setdefault((*stages, *order), each)
-    return sorted(found.values(), key=lambda each: each.steady_s)

@@ -62,14 +62,17 @@ second: where tasks are long, what they overlap with at their ends hardly counts
 MOST_CYCLES = 1e9
 """Cycles of all tasks, as estimated, up to which `plan` times the programs of a plan."""
 
-LAYER_CYCLES = 2e6
-"""Cycles of a program that take about as long to time as a layer takes to lower."""
+LAYER_S, CYCLE_S = 1e-2, 13e-9
+"""Seconds to make the first program of a layer, for each layer and each of its cycles: long layers
+have more tilings to choose from. Like the others below, as found on one processor of a server."""
 
-MOST_EFFORT = 0.6e9
-"""Cycles, and layers as so many cycles each, that a search times in all."""
+TASK_S, TIMED_S = 9e-4, 5.5e-9
+"""Seconds for the layers of a micro-batch whose tilings are known, for each layer and each cycle of
+a program that is timed."""
 
-PIPELINE_EFFORT = 1.5
-"""Times as much where there are several devices: layers are priced, and a few plans."""
+PRICES_S, PROGRAMS_S = 6.0, 3.0
+"""Seconds, as they are estimated, that a search takes for the prices it goes by; and then for the
+programs of pipelines, which it goes to by prices of layers."""
 
 
 def lower_plan(
@@ -396,14 +399,23 @@ def is_soon_priced(plan: Plan) -> bool:
 
 
 def effort_of(plan: Plan) -> float:
-    """What it takes to price a plan, in cycles that are timed."""
+    """Seconds, as they are estimated, to make and to time the programs of a plan."""
     if plan.kind == DATA_PARALLEL:
         return effort_of(alone(plan, 0))  # equal devices are priced once
-    effort = cycles_timed(plan) + LAYER_CYCLES * sum(map(len, plan.node_layers))
-    if len(plan.nodes) == 1:
-        return effort
-    # The programs of all nodes of a stage are timed together.
-    return effort * (PIPELINE_EFFORT if len(plan.stages) > 1 else len(plan.nodes))
+    return effort_of_layers(plan) + effort_of_programs(plan)
+
+
+def effort_of_layers(plan: Plan) -> float:
+    """Seconds, as they are estimated, to price the layers of a plan for the first time."""
+    cycles = sum(map(_cycles, plan.nodes)) * min(plan.num_microbatches, LEAST_MICROBATCHES)
+    return LAYER_S * sum(map(len, plan.node_layers)) + CYCLE_S * cycles
+
+
+def effort_of_programs(plan: Plan) -> float:
+    """Seconds, as they are estimated, to time a plan's programs once its layers are priced."""
+    count = min(plan.num_microbatches, _most(plan)) if takes_few(plan) else plan.num_microbatches
+    layers = sum(map(len, plan.node_layers))
+    return TASK_S * count * layers + TIMED_S * cycles_timed(plan)
 
 
 def cycles_timed(plan: Plan) -> float:

@@ -19,7 +19,7 @@ from fpgapipe.partition.explore.explorer import KnownGraphs, core_choices, split
 from fpgapipe.partition.explore.planned import as_plan
 from fpgapipe.partition.pricing.climb import FASTEST, cheapest_first, climb
 from fpgapipe.partition.pricing.machine import (
-    MOST_EFFORT,
+    PRICES_S,
     effort_of,
     is_soon_priced,
     price_with_room,
@@ -44,9 +44,9 @@ class Planned(Protocol):
 
 
 PRICED = 3
-"""Plans, the best by formulas, whose programs are timed if that is not `LARGE` an effort."""
+"""Plans, the best by formulas, whose programs are timed if that is not `LARGE_S` an effort."""
 
-LARGE = 1e9
+LARGE_S = 10.0
 """Effort (`fpgapipe.partition.pricing.machine.effort_of`) that only the first plan is worth."""
 
 
@@ -220,12 +220,12 @@ def priced_best(
     refusals = Refusals()
     spent = [0.0]
 
-    def price(some: Sequence[_Look], most: float = MOST_EFFORT) -> None:
+    def price(some: Sequence[_Look], most_s: float = PRICES_S) -> None:
         jobs = []
         for look in some:
             best_of[look] = inf
             own = effort_of(look.plan)
-            if is_soon_priced(look.plan) and (not found or spent[0] + own <= most):
+            if is_soon_priced(look.plan) and (not found or spent[0] + own <= most_s):
                 spent[0] += own
                 jobs.append((look, request.load(look.plan.microbatch)))
         asked = [(replace(request, load=KnownGraphs((own,))), own, look.plan) for look, own in jobs]
@@ -244,8 +244,8 @@ def priced_best(
             if found:
                 break
         if has_formulas:
-            more = [look for look in islice(waiting, PRICED - 1) if effort_of(look.plan) <= LARGE]
-            price(more, most=inf)
+            more = [look for look in islice(waiting, PRICED - 1) if effort_of(look.plan) <= LARGE_S]
+            price(more, most_s=inf)
             climb(looks, best_of, price)
     if found:
         best = min(found, key=lambda look: best_of[look])

@@ -14,6 +14,7 @@ from fpgapipe.network.load import load_network
 from fpgapipe.partition.explore.explorer import Request, explore
 from fpgapipe.partition.explore.smallest import THROUGHPUT
 from fpgapipe.partition.pricing import best_plan as search
+from fpgapipe.partition.pricing import tried
 from fpgapipe.partition.pricing.best_plan import best_plan
 
 KINDS = ("1f1b-as", "zb-h1")
@@ -78,15 +79,17 @@ def test_what_takes_long_to_time_makes_room_for_the_next(monkeypatch):
     request = replace(asked(2), load=small_network, batch=4)
     first = best_plan(request, "small").plan
     soon = search.is_soon_priced
-    monkeypatch.setattr(
-        search,
-        "is_soon_priced",
-        lambda plan: plan.num_microbatches != first.num_microbatches and soon(plan),
-    )
+
+    def is_soon(plan):
+        return plan.num_microbatches != first.num_microbatches and soon(plan)
+
+    monkeypatch.setattr(search, "is_soon_priced", is_soon)
+    monkeypatch.setattr(tried, "is_soon_priced", is_soon)
     found = best_plan(request, "small").plan
     assert found.predicted.level == "machine"
     assert found.num_microbatches != first.num_microbatches
-    monkeypatch.setattr(search, "is_soon_priced", lambda plan: False)
+    for module in (search, tried):
+        monkeypatch.setattr(module, "is_soon_priced", lambda plan: False)
     found = best_plan(request, "small")
     assert found.plan.predicted.level == "estimate"
     assert found.compared == "compared by estimates alone"
@@ -95,14 +98,14 @@ def test_what_takes_long_to_time_makes_room_for_the_next(monkeypatch):
 def test_what_cannot_be_lowered_makes_room_for_the_next(monkeypatch):
     request = replace(asked(2), load=small_network, batch=4)
     first = best_plan(request, "small").plan
-    price = search.price_with_room
+    price = tried.price_with_room
 
     def refusing(plan, *rest):
         if plan.num_microbatches == first.num_microbatches:
             raise UserError("a layer does not fit")
         return price(plan, *rest)
 
-    monkeypatch.setattr(search, "price_with_room", refusing)
+    monkeypatch.setattr(tried, "price_with_room", refusing)
     found = best_plan(request, "small")
     assert found.plan.predicted.level == "machine"
     assert found.plan.num_microbatches != first.num_microbatches

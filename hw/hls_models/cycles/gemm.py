@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
+from typing import NamedTuple
 
 from fpgapipe.hw.hls_models.spec.node import NodeSpec
 from fpgapipe.hw.hls_models.spec.systolic import Form, SystolicSpec
@@ -201,6 +202,11 @@ class EngineSpec:
             core.form,
         )
 
+    @cached_property
+    def array(self) -> SystolicSpec:
+        """The array of the engine."""
+        return SystolicSpec(self.rows, self.cols, form=self.form)
+
     @staticmethod
     def least_scratchpad_bytes(rows: int, cols: int) -> int:
         """Bytes of two tiles of each operand, with elements of up to four bytes."""
@@ -213,8 +219,7 @@ class EngineSpec:
         return -int(-size_bytes // self.memory_bytes_per_cycle)
 
 
-@dataclass(frozen=True)
-class GemmCost:
+class GemmCost(NamedTuple):
     """Cost of a product.
 
     Attributes
@@ -245,8 +250,7 @@ class GemmCost:
     dataflow: str
 
 
-@dataclass(frozen=True)
-class _Side:
+class _Side(NamedTuple):
     """A product as the array sees it: `stream` vectors, and tiles of ``reduction x across``."""
 
     stream: int
@@ -256,8 +260,7 @@ class _Side:
     across_bytes: int
 
 
-@dataclass(frozen=True)
-class _Blocking:
+class _Blocking(NamedTuple):
     """Tiling of a product into `num_blocks` blocks of streamed vectors, and its cost.
 
     The array starts with `first_bytes` of operands, on which it works for `first_cycles`.
@@ -416,14 +419,13 @@ def compute_cycles(
     vectors and weights take that many times as long.
     """
     stream *= engine.vector_cycles
-    array = SystolicSpec(engine.rows, engine.cols, form=engine.form)
     weights = engine.cols * engine.vector_cycles
     shortest = weights if reduction_tiles == 1 else max(weights, ACCUMULATE_CYCLES)
     last = stream // num_blocks
     # Blocks differ by at most one vector, so either all are at least `shortest` long or none is
     # longer.
     all_tiles = num_tiles * max(stream, num_blocks * shortest)
-    return array.cycles(last) + all_tiles - max(last, shortest)
+    return engine.array.cycles(last) + all_tiles - max(last, shortest)
 
 
 def _first_load(engine: EngineSpec, side: _Side, blocking: _Blocking) -> int:

@@ -1,0 +1,178 @@
+"""Plans with some cores and a number of micro-batches, as a search tries them one after the other.
+
+The functions run in any process, so that a search can share them out.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from math import inf
+from typing import TYPE_CHECKING, Any
+
+from fpgapipe.errors import UserError
+from fpgapipe.lowering.schedule.schedule import ScheduleError
+from fpgapipe.partition.cost.cost import CostModel
+from fpgapipe.partition.explore.explorer import device_chains, on_one_device, plan_one
+from fpgapipe.partition.explore.planned import as_plan
+from fpgapipe.partition.pricing.layer_choice import Choice, priced_choice
+from fpgapipe.partition.pricing.machine import is_soon_priced, price_with_room
+from fpgapipe.partition.schedule.schedule_kinds import num_engines_of
+from fpgapipe.partition.search.problem import PlanError
+
+if TYPE_CHECKING:
+    from collections.abc import Container, Iterable, Iterator
+
+    from fpgapipe.hw.hls_models.spec.device import DeviceSpec
+    from fpgapipe.hw.hls_models.spec.node import NodeSpec
+    from fpgapipe.network.graph import Graph
+    from fpgapipe.partition.explore.candidate import Candidate
+    from fpgapipe.partition.explore.explorer import Request
+    from fpgapipe.partition.plan import Plan, Prediction
+
+
+@dataclass(frozen=True, eq=False)
+class Tried:
+    """A plan by formulas or prices of layers, and the times of its programs if they are known.
+
+    Attributes
+    ----------
+    plan : Plan
+    predicted : Prediction
+    synchronous : bool
+        Whether a mini-batch ends before the next one begins.
+    fault : str
+        Why no programs are possible; empty if that is not known.
+    by_layers_s : float
+        What `seconds` was by prices of layers, if the times are those of programs by now.
+    """
+
+    plan: Plan
+    predicted: Prediction
+    synchronous: bool
+    fault: str = ""
+    by_layers_s: float = 0.0
+
+    @property
+    def engines(self) -> int:
+        """GEMM engines of a core."""
+        return max(node.core.num_engines for node in self.plan.nodes)
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether the times are those of programs."""
+        return self.predicted.level == "machine"
+
+    @property
+    def is_timed(self) -> bool:
+        """Whether programs were made, or turned out to be impossible."""
+        return self.is_exact or bool(self.fault)
+
+    @property
+    def seconds(self) -> float:
+        """Time of a mini-batch; for an asynchronous pipeline, its time in the steady state."""
+        if self.synchronous:
+            return self.predicted.minibatch_s
+        return self.predicted.period_s * self.plan.num_microbatches
+
+    @property
+    def size(self) -> tuple[int, int, float]:
+        """Cells and bytes of scratchpads of all cores, and seconds."""
+        cores = [node.core for node in self.plan.nodes]
+        memory = sum(core.scratchpad.size_bytes for core in cores)
+        return sum(core.cells for core in cores), memory, self.seconds
+
+
+def plans_of(
+    request: Request,
+    network: str,
+    count: int,
+    cores: dict[DeviceSpec, NodeSpec],
+    limit_s: float,
+    can_build: bool,
+) -> list[Tried]:
+    """Plans with some cores and a number of micro-batches, the fastest first.
+
+    Parameters
+    ----------
+    limit_s : float
+        The program of a plan on one device is not timed if it cannot be faster than this.
+    can_build : bool
+        Whether programs are made; if not, only layers are priced.
+    """
+    graph = request.load(request.batch // count)
+    choice: Choice | None
+    by_program = can_build and not is_cut(request, cores)
+    if by_program:
+        model = CostModel(graph)
+        choice = {
+            device: (node, model.costs(node, train=request.train, as_one=True))
+            for device, node in cores.items()
+        }
+    else:
+        choice = priced_choice(
+            graph,
+            cores,
+            train=request.train,
+            accumulates=count > 1,
+            scratchpad_bytes=request.scratchpad_bytes,
+            options=request.step_options,
+        )
+    share = 1 / max(node.core.num_engines for node in cores.values())
+    tried: list[Tried] = []
+    for each in _distinct(_cuts(request, graph, choice, count)):
+        plan = as_plan(each, graph, network, request.batch, request.cluster, train=request.train)
+        found = Tried(plan, plan.predicted, each.timeline.schedule.synchronous)
+        if by_program and share * each.steady_s < limit_s and is_soon_priced(plan):
+            found = timed(request, graph, found)
+            limit_s = min(limit_s, found.seconds if found.is_exact else inf)
+        tried.append(found)
+    return tried
+
+
+def is_cut(request: Request, cores: Container[DeviceSpec]) -> bool:
+    """Whether a network is cut over devices of these kinds, and not put on one as a whole."""
+    devices = request.cluster.devices
+    return len(devices) > 1 and all(device in cores for device in devices)
+
+
+def timed(request: Request, graph: Graph, tried: Tried) -> Tried:
+    """A plan with the times of its programs, or why there are none."""
+    try:
+        plan, (priced, _) = price_with_room(
+            tried.plan, graph, request.cluster, request.step_options, request.scratchpad_bytes
+        )
+    except UserError as error:  # a layer does not fit
+        return replace(tried, fault=str(error))
+    return replace(tried, plan=plan, predicted=priced.predicted, by_layers_s=tried.seconds)
+
+
+def _cuts(request: Request, graph: Graph, choice: Choice | None, count: int) -> Iterator[Candidate]:
+    """The fastest candidates of all schedules by the prices of a choice."""
+    if choice is None:
+        return
+    engines = {node.core.num_engines for node, _ in choice.values()}
+    for kind in request.schedules:
+        if num_engines_of(kind) not in engines:
+            continue
+        chains = device_chains(request.cluster)
+        with suppress(ScheduleError):
+            for each in chains if set(choice) == set(request.cluster.devices) else ():
+                with suppress(PlanError):
+                    yield plan_one(request, graph, choice, each, kind, count)
+            if not (request.all_devices or request.merges):
+                yield from on_one_device(request, choice, kind, count)
+
+
+def _distinct(candidates: Iterable[Candidate]) -> list[Candidate]:
+    """Candidates that differ in their stages or the order of their tasks, the fastest first.
+
+    A single stage does the same work in all orders, and most simply in the first one.
+    """
+    found: dict[tuple[Any, ...], Candidate] = {}
+    for each in candidates:
+        lanes = each.timeline.schedule.lanes if len(each.stages) > 1 else ()
+        order = [(lane.kinds.tobytes(), lane.microbatches.tobytes()) for lane in lanes]
+        stages = [(part.device, *sorted(part.layers)) for part in each.stages]
+        found.setdefault((*stages, *order), each)
+    return sorted(found.values(), key=lambda each: each.steady_s)
