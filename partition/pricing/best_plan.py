@@ -30,7 +30,7 @@ from fpgapipe.partition.explore.planned import as_plan
 from fpgapipe.partition.explore.smallest import THROUGHPUT, explore_smallest
 from fpgapipe.partition.placed_nodes import PlacedNodes
 from fpgapipe.partition.plan import Plan
-from fpgapipe.partition.pricing.climb import FASTEST, cheapest_first, climb
+from fpgapipe.partition.pricing.climb import FASTEST, NEAR, cheapest_first, climb
 from fpgapipe.partition.pricing.machine import (
     PRICES_S,
     PROGRAMS_S,
@@ -58,6 +58,10 @@ if TYPE_CHECKING:
 
 SLACK = 0.12
 """Share of the time by prices of layers by which a whole program may be faster; 0.1 was seen."""
+
+
+FEW = 4
+"""Cores are compared by short programs first if there is no time for so many long ones."""
 
 
 @dataclass(frozen=True)
@@ -313,13 +317,46 @@ class _Search:
     def _climb(self, looks: list[_Look]) -> None:
         """Price the looks next to the best one until none of them is better."""
         # What takes long to price, and what is no plan of programs, makes room for the next one.
-        for look in cheapest_first(looks, lambda look: effort_of(self._of(look.estimate).plan)):
-            plans = self._price([look])
+        sampled = self._by_samples(looks)
+        for look in sampled or cheapest_first(looks, self._effort_s):
+            plans = self._price([look], inf if look in sampled[:1] else PRICES_S)
             if any(self._time([each]) or not self.can_build for each in plans):
                 break
         climb(looks, self.best_of, self._price)
 
-    def _price(self, looks: Iterable[_Look]) -> list[Tried]:
+    def _by_samples(self, looks: list[_Look]) -> list[_Look]:
+        """Looks in the order of what short programs say of their cores; none if these do not pay.
+
+        Formulas are about as far off for small micro-batches as for large ones. So if only a few
+        programs as long as the first could be timed, those of smaller micro-batches compare cores.
+        """
+        first = looks[0]
+        effort_s = self._effort_s(first)
+        most_s = min(effort_s, PRICES_S) / 2
+        if self.effort_s or not self.can_build or self._by_layers(first):
+            return []
+        short: dict[str, _Look] = {}
+        for core in looks:
+            if core.count == first.count and core.estimate_s <= NEAR * first.estimate_s:
+                own = [each for each in looks if each.key == core.key]
+                own = [each for each in own if self._effort_s(each) <= most_s]
+                if own:
+                    short[core.key] = max(own, key=self._effort_s)
+        if len(short) < 2 or effort_s <= PRICES_S / FEW:
+            return []
+        self._price(short.values(), inf)
+        ratio = {key: self.best_of[look] / look.estimate_s for key, look in short.items()}
+        known = [each for each in ratio.values() if each < inf]
+        rest = max(known, default=1.0)
+        left = [look for look in looks if look not in self.best_of]
+        return sorted(left, key=lambda look: look.estimate_s * ratio.get(look.key, rest))
+
+    def _effort_s(self, look: _Look) -> float:
+        """Seconds, as they are estimated, to price a look."""
+        plan = self._of(look.estimate).plan
+        return (effort_of_layers if self._by_layers(look) else effort_of)(plan)
+
+    def _price(self, looks: Iterable[_Look], most_s: float = PRICES_S) -> list[Tried]:
         """Price plans of some looks, unless that takes too long; the fastest of each comes first.
 
         A plan on one device has the time of its program, and one over several has the times of the
@@ -329,8 +366,7 @@ class _Search:
         for look in looks:
             self.best_of[look] = inf
             plan = self._of(look.estimate).plan
-            effort = effort_of_layers if self._by_layers(look) else effort_of
-            if is_soon_priced(plan) and self._affords(effort(plan), PRICES_S):
+            if is_soon_priced(plan) and self._affords(self._effort_s(look), most_s):
                 graph = self.request.load(plan.microbatch)
                 asked = replace(self.request, load=KnownGraphs((graph,)))
                 limit_s = min(self.best_of.values())

@@ -8,6 +8,7 @@ what `report` says of its build are the same numbers, because both come from her
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -62,9 +63,12 @@ second: where tasks are long, what they overlap with at their ends hardly counts
 MOST_CYCLES = 1e9
 """Cycles of all tasks, as estimated, up to which `plan` times the programs of a plan."""
 
-LAYER_S, CYCLE_S = 1e-2, 13e-9
-"""Seconds to make the first program of a layer, for each layer and each of its cycles: long layers
-have more tilings to choose from. Like the others below, as found on one processor of a server."""
+LAYER_S, CYCLE_S = 15e-3, 8e-9
+"""Seconds to find the tilings of a layer of `LONG_LAYER` cycles or more, and for each cycle of it.
+Like the others below, as they were found on one processor of a server."""
+
+LONG_LAYER = 1e5
+"""Cycles of a layer below which its seconds are as the root of its share of so many cycles."""
 
 TASK_S, TIMED_S = 9e-4, 5.5e-9
 """Seconds for the layers of a micro-batch whose tilings are known, for each layer and each cycle of
@@ -402,13 +406,23 @@ def effort_of(plan: Plan) -> float:
     """Seconds, as they are estimated, to make and to time the programs of a plan."""
     if plan.kind == DATA_PARALLEL:
         return effort_of(alone(plan, 0))  # equal devices are priced once
-    return effort_of_layers(plan) + effort_of_programs(plan)
+    return _first_effort(plan) + effort_of_programs(plan)
 
 
 def effort_of_layers(plan: Plan) -> float:
     """Seconds, as they are estimated, to price the layers of a plan for the first time."""
-    cycles = sum(map(_cycles, plan.nodes)) * min(plan.num_microbatches, LEAST_MICROBATCHES)
-    return LAYER_S * sum(map(len, plan.node_layers)) + CYCLE_S * cycles
+    return _first_effort(plan) + TIMED_S * _first_cycles(plan)
+
+
+def _first_effort(plan: Plan) -> float:
+    """Seconds, as they are estimated, to find the tilings of a plan's layers."""
+    layers, cycles = sum(map(len, plan.node_layers)), _first_cycles(plan)
+    return LAYER_S * layers * math.sqrt(min(cycles / layers / LONG_LAYER, 1.0)) + CYCLE_S * cycles
+
+
+def _first_cycles(plan: Plan) -> float:
+    """Cycles of the micro-batches for whose tasks all templates are made."""
+    return sum(map(_cycles, plan.nodes)) * min(plan.num_microbatches, LEAST_MICROBATCHES)
 
 
 def effort_of_programs(plan: Plan) -> float:
