@@ -60,8 +60,9 @@ SLACK = 0.12
 """Share of the time by prices of layers by which a whole program may be faster; 0.1 was seen."""
 
 
-FEW = 4
-"""Cores are compared by short programs first if there is no time for so many long ones."""
+FEW, SHORT_S = 4, 4.0
+"""Where there is no time for so many long programs, cores are compared by short ones first, which
+take so many seconds each at most."""
 
 
 @dataclass(frozen=True)
@@ -332,7 +333,7 @@ class _Search:
         """
         first = looks[0]
         effort_s = self._effort_s(first)
-        most_s = min(effort_s, PRICES_S) / 2
+        most_s = min(effort_s / 2, SHORT_S)
         if self.effort_s or not self.can_build or self._by_layers(first):
             return []
         short: dict[str, _Look] = {}
