@@ -3,6 +3,7 @@
 Registers have 32 bits and are on an AXI4-Lite bus; docs/registers.md is generated from this module.
 """
 
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
@@ -252,21 +253,25 @@ class RegisterMap:
         return NUM_CHANNELS.bit_length() if counter.endswith("X_WORDS") else 1
 
     def markdown(self) -> str:
-        """Return the map as Markdown tables: one of the registers, and one of their fields."""
-        lines = ["| offset | name | access | reset | meaning |", "|---|---|---|---|---|"]
+        """Return the map as Markdown tables: one of the registers, and one of their fields.
+
+        The two halves of a number share a row. Of registers that are numbered, those of number 0
+        stand for all.
+        """
+        lines = ["| offset | name | access | meaning |", "|---|---|---|---|"]
+        fields = ["| register | bits | field | meaning |", "|---|---|---|---|"]
         for register in self.registers:
-            reset = "" if register.kind is Kind.CONSTANT else f"{register.reset:#x}"
-            lines.append(
-                f"| {register.offset:#05x} | {register.name} | {register.kind.access} | {reset} "
-                f"| {register.meaning} |"
-            )
-        lines += ["", "| register | bits | field | meaning |", "|---|---|---|---|"]
-        for register in self.registers:
+            if register.name.endswith("_HI") or re.match("(SCALAR|QUEUE)[1-9]", register.name):
+                continue
+            name = re.sub("_LO$", "_LO, _HI", register.name)
+            meaning = re.sub(r"[:.] [Bb]its 31:0\.$", ".", register.meaning)
+            access = register.kind.access
+            lines.append(f"| {register.offset:#05x} | {name} | {access} | {meaning} |")
             for field in register.fields:
                 high = field.low + field.bits - 1
                 bits = f"{high}:{field.low}" if field.bits > 1 else f"{high}"
-                lines.append(f"| {register.name} | {bits} | {field.name} | {field.meaning} |")
-        return "\n".join(lines) + "\n"
+                fields.append(f"| {register.name} | {bits} | {field.name} | {field.meaning} |")
+        return "\n".join([*lines, "", *fields]) + "\n"
 
 
 def _constants(spec: CoreSpec) -> Iterator[Register]:
