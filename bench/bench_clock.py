@@ -92,22 +92,6 @@ def report(paths: Sequence[Path], most: int) -> dict[str, Any]:
     }
 
 
-def markdown(found: dict[str, dict[str, Any]]) -> str:
-    """The paths of all blocks as a table, the slowest block first."""
-    lines = [
-        "| block | ps | of it wires | LUTs | from | to |",
-        "|---|---|---|---|---|---|",
-    ]
-    for block, each in sorted(found.items(), key=lambda pair: pair[1]["clock_mhz"]):
-        name = f"{block}, {each['clock_mhz']:g} MHz"
-        for path in each["paths"]:
-            begin, end = (f"`{path[side]}`" for side in ("begin", "end"))
-            numbers = f"{path['delay_ps']:,.0f} | {path['wire_ps']:,.0f} | {path['luts']}"
-            lines.append(f"| {name} | {numbers} | {begin} | {end} |")
-            name = ""
-    return "\n".join(lines) + "\n"
-
-
 def components() -> dict[str, Any]:
     """Functions that make the blocks, by name."""
     found = {name: block.make for name, block in blocks(SPEC).items() if name != "between blocks"}
@@ -126,7 +110,6 @@ def main() -> None:
     parser.add_argument("--cores", nargs="*", metavar="CORE", choices=WHOLE, default=[])
     parser.add_argument("--wires", type=float, default=1.0, help="factor of the wires' delays")
     parser.add_argument("--paths", type=int, default=MOST_PATHS, help="paths of each block")
-    parser.add_argument("--markdown", action="store_true", help="print tables instead of JSON")
     parser.add_argument("--work", type=FilePath, help="keep netlists here, and take those there")
     given = parser.parse_args()
     found: dict[str, Any] = {"blocks": {}, "cores": {}}
@@ -146,11 +129,6 @@ def main() -> None:
             found["cores"][name] = {
                 block: report(paths, given.paths) for block, paths in parts.items()
             }
-    if given.markdown:
-        tables = {"Blocks of a 32 x 32 core": found["blocks"]}
-        tables |= {f"Core {name}": each for name, each in found["cores"].items()}
-        print("\n".join(f"## {name}\n\n{markdown(each)}" for name, each in tables.items()))
-        return
     result = {"bench": "clock", "kind": "pre-placement estimate", "clock_hz": CLOCK_HZ}
     print(json.dumps(result | {"wires": given.wires} | found, indent=2))
 
