@@ -109,7 +109,7 @@ class Relay:
 
 
 class Lab:
-    """What a fault of a kind may change; all of it is in the process of the agents.
+    """The state that a fault of a kind may change; all of it is in the process of the agents.
 
     Attributes
     ----------
@@ -236,7 +236,7 @@ KINDS = {
     "another board": Kind("serves card-1 as a u50 by model, and here it is a u280", board="u50"),
     "a device that another client has": Kind("card-1 is in use by the client 127", taken=True),
 }
-"""What breaks, by what it is."""
+"""Faults, by the part that breaks."""
 
 
 # ---------------------------------------------------------------------- a run

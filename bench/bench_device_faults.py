@@ -346,7 +346,7 @@ KINDS = {
     "the terminal goes away": Kind(signalled(signal.SIGHUP), "", code=129),
     "the host dies": Kind(signalled(signal.SIGKILL), "", code=-9),
 }
-"""What breaks, by what it is."""
+"""Faults, by the part that breaks."""
 
 
 # ---------------------------------------------------------------------- a run

@@ -113,7 +113,7 @@ def runs(folder: Path) -> set[str]:
 
 @dataclass(frozen=True)
 class Expected:
-    """What there is before each command and after it.
+    """Files before each command and after it.
 
     Attributes
     ----------

@@ -34,7 +34,7 @@ LEAST_MEAN, LEAST = 0.98, 0.95
 
 
 def machine_of(network: str) -> Machine:
-    """What is asked of the oracle."""
+    """The question to the oracle."""
     board = load_board("u280")
     return Machine(
         functools.cache(lambda samples: load_network(network, samples)),

@@ -99,7 +99,7 @@ def streamed(build: RingBuild, shard_bytes: int, *, simulate: bool) -> dict[str,
 
 
 def trained(build: RingBuild, data: Dataset, epochs: int, **options: Any) -> RingResult:
-    """What comes of all models, trained with the same settings."""
+    """Outcome of all models, trained with the same settings."""
     settings = [Settings(epochs=epochs)] * len(build.graphs)
     with tempfile.TemporaryDirectory() as folder:
         trainer = RingTrainer(build, data, settings, Path(folder), **options)

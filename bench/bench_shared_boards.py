@@ -1,4 +1,4 @@
-"""What a whole board gives: the plan on as many nodes as are fastest against the plan of one core.
+"""The speed of a whole board: the plan on the best number of nodes against the plan of one core.
 
 For each network and board, plans one core of the board with a batch of 32, one node of the shared
 board with the same batch, and the shared board with 32 samples for each die, and prints one JSON

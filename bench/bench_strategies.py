@@ -66,7 +66,7 @@ def planned(strategy: str, network: str, devices: int, array: tuple[int, int], b
 
 
 def weights_of_one(plan: Plan, graph: Any, parameters: Values, samples: tuple[Any, Any]) -> Values:
-    """What the step makes of the weights on one device with the same micro-batches."""
+    """Weights after the step on one device with the same micro-batches."""
     core, memory = core_specs(plan)[0], memory_specs(plan)[0]
     count = plan.num_microbatches
     program = build_step(graph, core, memory, tasks=single_device(count, train=True))

@@ -56,7 +56,7 @@ INNER = (
     "assert",
     "\n",
 )
-"""What messages have that come from within."""
+"""Words of messages that come from within."""
 
 SAMPLE = (
     ("convolutions", "filter", 12, 4, 2), ("convolutions", "layerwise", 12, 2, 4),
@@ -156,7 +156,7 @@ def most_of_loss(graph: Graph, strategy: str, count: int) -> float:
 
 
 def in_fp32(graph: Graph, count: int) -> dict[str, Any]:
-    """What a step of PyTorch in FP32 adds to each parameter."""
+    """Change of each parameter in a step of PyTorch in FP32."""
     parameters = initial_parameters(graph, 3)
     inputs, labels = random_batch(graph, 0, count)
     with TorchBackend(
@@ -208,7 +208,7 @@ def difference(
 def outcome(
     name: str, strategy: str, batch: int, count: int, devices: int, *, trains: bool = True
 ) -> dict[str, Any]:
-    """What comes of a case."""
+    """Outcome of a case."""
     cluster = chain_of(load_board("u280"), devices).spec
     schedules = ("1f1b-as",)
     request = Request(

@@ -1,4 +1,4 @@
-"""What it gains to simulate blocks of a core in C++: two 32x32 cores at work, with two threads.
+"""The gain of simulating blocks of a core in C++: two 32x32 cores at work, with two threads.
 
 Prints one JSON object. The same training step runs with all blocks in Verilog and with the models
 in C++, in turn. Speeds are those of the processor time that all threads take together, since other

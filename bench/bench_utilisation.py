@@ -42,7 +42,7 @@ LEAST = {"block": 0.75, "attention": 0.50}
 """Utilisation that is wanted of each cut."""
 
 PRODUCTS = (Cause.VECTORS, Cause.OPERANDS, Cause.FILL)
-"""What the array does while it has a product."""
+"""Activities of the array while it has a product."""
 
 
 def graph_of(tokens: int, sizes: Sizes) -> Graph:

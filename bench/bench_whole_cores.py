@@ -72,7 +72,7 @@ MODELLED = {
 
 
 def counted_blocks(path: Path) -> dict[str, Resources]:
-    """What Yosys counted of each block, from the counts of all modules that it wrote."""
+    """Yosys' count of each block, from the counts of all modules that it wrote."""
     modules = {
         name.removeprefix("\\"): {
             kind.removeprefix("\\"): number for kind, number in module["num_cells_by_type"].items()
@@ -94,7 +94,7 @@ def counted_blocks(path: Path) -> dict[str, Resources]:
 
 
 def modelled_blocks(spec: CoreSpec, family: str) -> dict[str, Resources]:
-    """What the model says of each block."""
+    """The model's count of each block."""
     found: dict[str, Resources] = {}
     for name, each in block_resources(CoreOnPart(spec, DSP_KINDS[family])).items():
         block = MODELLED.get(name, name)

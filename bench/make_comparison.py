@@ -56,7 +56,7 @@ def ways_of(cell: Cell) -> dict[str, dict[str, Any]]:
 
 
 def fastest(cell: Cell) -> tuple[str, dict[str, Any]]:
-    """What ``--strategy auto`` takes: the fastest, of those with prices of the machine if any."""
+    """Choice of ``--strategy auto``: the fastest, of those with prices of the machine if any."""
     return min(
         ways_of(cell).items(), key=lambda each: (each[1]["level"] != "machine", each[1]["seconds"])
     )

@@ -74,7 +74,7 @@ def rectangle(x: float, y: float, wide: float, high: float, name: str) -> str:
 
 
 def part_of(x: float, y: float, degrees: Degrees, device: int) -> Iterator[str]:
-    """What a device has of a layer: samples from top to bottom, channels from left to right.
+    """Share of a device in a layer: samples from top to bottom, channels from left to right.
 
     Rows of images are thin lines, and input channels a pale half in front of output channels.
     """

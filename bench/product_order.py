@@ -40,7 +40,7 @@ Product = tuple[ConvSpec, Pass, Formats]
 
 @contextmanager
 def recorded() -> Iterator[dict[Product, TiledProduct]]:
-    """What the programs that are built inside have tiled, and how."""
+    """Tilings of the programs that are built inside."""
     found: dict[Product, TiledProduct] = {}
 
     def record(

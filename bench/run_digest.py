@@ -1,4 +1,4 @@
-"""What two runs have in common that trained alike: the step and the bits of their last weights."""
+"""A digest that two runs share if they trained alike: the step and the bits of the last weights."""
 
 import hashlib
 from pathlib import Path

@@ -388,7 +388,7 @@ def _check_twin(case: Case, seed: int, one: Mapping[str, Any]) -> None:
 
 
 def settings_of(case: Case) -> str:
-    """What a case runs on, as a text."""
+    """Machine that a case runs on, as a text."""
     core, options = case.core, case.options
     return (
         f"core {core.rows}x{core.cols} number {CORES.index(core)}, {options.activations.name}, "

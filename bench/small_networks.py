@@ -83,7 +83,7 @@ def pixels_of_digits(graph: Graph) -> Dataset:
 
 
 def text(graph: Graph) -> Dataset:
-    """What Python's own help says about its topics, without characters beyond ASCII."""
+    """The text of Python's own help about its topics, without characters beyond ASCII."""
     whole = "\n".join(topics[name] for name in sorted(topics))
     codes = np.array([ord(each) for each in whole if each.isascii()], np.int64)
     return following(Path("pydoc_data"), "characters", codes, Wanted.of(graph))

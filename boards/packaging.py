@@ -1,4 +1,4 @@
-"""What a vendor's flow has to know of a board: platform, interfaces, transceivers, pins.
+"""Data of a board for a vendor's flow: platform, interfaces, transceivers, pins.
 
 These values have sources like all others of a board file. A board has them if its builds can be
 packaged.

@@ -110,7 +110,7 @@ def build_pipeline(
 
 @dataclass(frozen=True)
 class Lowering:
-    """What is known of all programs before the first one is made; see `build_pipeline`.
+    """Facts that hold for all programs before the first one is made; see `build_pipeline`.
 
     Attributes
     ----------

@@ -59,7 +59,7 @@ class MaskInput:
 
     @property
     def text(self) -> str:
-        """What values it must have."""
+        """Values that it must have."""
         if self.is_binary:
             return f"0 or 1 ({self.hides} hides)"
         return f"whole numbers in {self.low:,}..{self.high:,}"
@@ -118,7 +118,7 @@ def _hides(
 
 
 def levels_behind(operator: Operator, levels: tuple[float, float]) -> tuple[float, float] | None:
-    """What an operator makes of two values; None if it may make something else of each."""
+    """Result of an operator for two values; None if it may differ for each."""
     if isinstance(operator, Compare):
         return holds(operator, levels[0]), holds(operator, levels[1])
     if isinstance(operator, VIEWS) or (isinstance(operator, Binary) and operator.function == "mul"):

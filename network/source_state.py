@@ -1,4 +1,4 @@
-"""What the source of a network keeps by name, as a module's ``state_dict`` has it.
+"""State that the source of a network keeps by name, as a module's ``state_dict`` has it.
 
 The graph says of its parameters how they go by the source's names and layouts (`Parameter`,
 `Graph.aliases`). A source keeps more: counters, tables that the import has computed with, weights

@@ -67,7 +67,7 @@ def check_machine():
 
 
 def fingerprint():
-    """What the installation depends on, as a digest.
+    """Digest of the sources of the installation.
 
     The editable installation is a tree of links (setuptools' strict mode), so a file that was added
     needs a fresh one; a file that was only edited does not. Every file counts, whatever its ending,

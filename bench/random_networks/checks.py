@@ -1,4 +1,4 @@
-"""What is checked of a random network, and how a difference is told from rounding."""
+"""Checks of a random network, and how a difference is told from rounding."""
 
 from __future__ import annotations
 
@@ -284,7 +284,7 @@ def reference(
     near: int | None = None,
     precision: str = "mxint8",
 ) -> dict[str, NDArray[Any]]:
-    """What a step of PyTorch with the core's numbers leaves behind; `near` shakes all values."""
+    """State after a step of PyTorch with the core's numbers; `near` shakes all values."""
     inputs, labels = samples
     if near is not None:
         state, inputs = shaken(state, near), shaken(inputs, near)

@@ -49,7 +49,7 @@ def stages_of(subject: Subject, num_stages: int) -> list[list[str]]:
 
 
 def run(subject: Subject, pipeline: PipelineProgram, count: int) -> Left:
-    """What a step in the model leaves behind."""
+    """State after a step in the model."""
     with ModelBackend(pipeline, subject.weights) as backend:
         result = backend.step(*subject.batch(count), scalars())
         return left_behind(backend, result) | backend.state()

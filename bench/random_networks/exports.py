@@ -55,7 +55,7 @@ def words(dynamo: bool) -> str:
 
 
 def exported(subject: Subject, *, dynamo: bool) -> Graph:
-    """What is imported from a module's export."""
+    """The import of a module's export."""
     module = copy.deepcopy(subject.network.module).eval()
     example = subject.network.example
     logging.disable(logging.WARNING)

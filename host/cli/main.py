@@ -168,7 +168,7 @@ def _refuse(error: UserError, argv: Sequence[str] | None) -> None:
 
 
 def _words(argv: Sequence[str] | None) -> list[str]:
-    """What the user gave, which messages quote: arguments, and the folder."""
+    """The user's own words, which messages quote: arguments, and the folder."""
     words = list(sys.argv[1:] if argv is None else argv)
     with contextlib.suppress(OSError):
         words.append(str(Path.cwd()))

@@ -144,7 +144,7 @@ class WantedLabels:
 
     @property
     def array(self) -> str:
-        """What the labels are called, in files."""
+        """Name of the labels in files."""
         return "labels" if self.loss.has_classes else "targets"
 
     def check(self, labels: NDArray[Any], network: str, samples: int) -> None:

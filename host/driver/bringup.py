@@ -218,7 +218,7 @@ class Bringup:
         }
 
     def _clock_faults(self, pair: tuple[End, End]) -> list[str]:
-        """What is wrong with the clocks of a link's PHYs."""
+        """Faults of the clocks of a link's PHYs, in words."""
         return [
             f"link {link} of {self._devices.drivers[number].name}: {fault}"
             for (number, link), ticks in self._ticks(pair).items()

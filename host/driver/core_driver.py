@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec
 
 ALL_ONES = (1 << DATA_BITS) - 1
-"""What a bus answers where no device does."""
+"""Answer of a bus where there is no device."""
 
 HALVES = ("LO", "HI")
 """Registers of a number of 64 bits, in the order in which they must be read."""
@@ -340,7 +340,7 @@ class CoreDriver:
         return self.transport.progressed([self.registers.offset(f"{name}_LO") for name in names])
 
     def state(self) -> list[str]:
-        """What the device does at this moment, in words; see `CoreState`."""
+        """State of the device at this moment, in words; see `CoreState`."""
         at, program = self.memory.program if self.memory else (0, b"")
         state = CoreState(
             self.registers,

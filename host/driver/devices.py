@@ -28,7 +28,7 @@ HINTS = {
     LinkState.MISMATCH: "both ends must have the same frames and slots, so load bitstreams of one "
     "build",
 }
-"""What a state of a link means that does not come up."""
+"""Meaning of each state of a link that does not come up."""
 
 
 class Devices:
@@ -229,7 +229,7 @@ class Devices:
         return all(ended)
 
     def states(self) -> str:
-        """What each device does at this moment, in words."""
+        """State of each device at this moment, in words."""
         lines = []
         for driver in self.drivers:
             lines.append(f"{driver.name}:")

@@ -172,7 +172,7 @@ class Transport(Closing):
         return self._changed
 
     def state(self) -> list[str]:
-        """What can be said of the device without its registers, for errors."""
+        """Description of the device without its registers, for errors."""
         return []
 
 

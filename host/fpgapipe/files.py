@@ -203,7 +203,7 @@ def is_folder(path: Path) -> bool:
 
 
 def _why(error: OSError | ValueError) -> str:
-    """What is wrong with a path: the rest of a sentence that begins with the path."""
+    """Fault of a path: the rest of a sentence that begins with the path."""
     if isinstance(error, FileNotFoundError):
         return "there is no such file"
     if isinstance(error, OSError):
@@ -217,7 +217,7 @@ def _refuse_kind(path: Path, status: os.stat_result) -> None:
 
 
 def _kind(status: os.stat_result) -> str:
-    """What is wrong with the kind of a file; empty for an ordinary file."""
+    """Fault of the kind of a file; empty for an ordinary file."""
     if stat.S_ISREG(status.st_mode):
         return ""
     if stat.S_ISDIR(status.st_mode):

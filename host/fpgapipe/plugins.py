@@ -1,4 +1,4 @@
-"""What other installed packages add to fpgapipe; they offer it by entry points.
+"""Additions of other installed packages to fpgapipe, which they offer by entry points.
 
 Nothing is imported before it is asked for by its name, and names alone need no import. What cannot
 be used is refused where it is asked for by its name. Where all things of a kind are gone through, a

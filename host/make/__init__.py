@@ -1,1 +1,1 @@
-"""What the commands do, as functions that the command line and Python call."""
+"""The commands, as functions that the command line and Python call."""

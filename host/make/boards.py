@@ -180,7 +180,7 @@ def _nodes_value(shared: BoardNodes) -> dict[str, Any]:
 
 
 def _node_parts(shared: BoardNodes) -> Iterator[Table | str]:
-    """What each node of a board gets, and the wires across its dies' boundaries."""
+    """Shares of the nodes of a board, and the wires across its dies' boundaries."""
     nodes = shared.nodes
     rows = []
     for node in nodes:
@@ -232,7 +232,7 @@ def _cabled_parts(cabled: BoardNodes | str) -> Iterator[str]:
 
 
 def _memory_row(memory: Memory) -> list[object]:
-    """What is known of equal channels of memory."""
+    """Description of equal channels of memory."""
     measured = memory.sustained_bytes_per_s
     row = _group_row(
         memory,
@@ -245,14 +245,14 @@ def _memory_row(memory: Memory) -> list[object]:
 
 
 def _group_row(group: Memory | LinkGroup, kind: str, *quantities: str) -> list[object]:
-    """What is known of equal channels of memory, or of equal ports of links."""
+    """Description of equal channels of memory, or of equal ports of links."""
     latency = f"{group.latency_s * 1e9:g} ns"
     sources = (group.source, group.latency_source)
     return [group.name, kind, group.count, *quantities, latency, *sources]
 
 
 def _packaging_rows(board: Board, packaging: Packaging) -> list[list[str]]:
-    """What a vendor's flow knows of the board: the flow, the tools, the memory, and each port."""
+    """The board for a vendor's flow: the flow, the tools, the memory, and each port."""
     flow = getattr(packaging, packaging.flow)
     tools = packaging.tools
     name = (

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class BroughtUp(Result):
-    """What was checked of the devices of a build.
+    """Checks of the devices of a build.
 
     Attributes
     ----------

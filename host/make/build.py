@@ -125,7 +125,7 @@ class Built(Result):
 
     @property
     def _memory(self) -> Table:
-        """What the memory of each device is used for."""
+        """Uses of the memory of each device."""
         use = self.build.memory_use
         names = [name for name in Category if any(name in each for each in use)]
         rows = [
@@ -354,7 +354,7 @@ def _refuse_layers(request: Request) -> None:
 
 @dataclass(frozen=True)
 class _Making:
-    """What is done with every plan of a build; attributes are those of `build`."""
+    """Settings that hold for every plan of a build; attributes are those of `build`."""
 
     request: Request
     network: str

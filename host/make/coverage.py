@@ -1,4 +1,4 @@
-"""What a core runs of a network, as ``fpgapipe inspect --hardware`` lists it."""
+"""Coverage of a network by a core, as ``fpgapipe inspect --hardware`` lists it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fpgapipe.network.load import load_network
 
 @dataclass(frozen=True)
 class Covered(Result):
-    """What a core of enough room runs of each layer, and why not of others.
+    """Coverage of each layer by a core of enough room, with reasons against.
 
     Attributes
     ----------

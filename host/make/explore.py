@@ -1,4 +1,4 @@
-"""What a board can give a network: throughput against area, as ``fpgapipe explore`` shows it."""
+"""Throughput of a network on a board against area, as ``fpgapipe explore`` shows it."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ MOST_SHOWN = 24
 """Most rows of the table that is printed."""
 
 AREAS = ("lut", "dsp", "bram36", "memory_bytes")
-"""What a point of the front has least of for its throughput."""
+"""Quantities of which a point of the front has the least for its throughput."""
 
 PASSES = 3
 """Passes of a training step that multiply each weight with each activation: F, dX and dW."""
@@ -169,7 +169,7 @@ class Explored(Result):
 
     @property
     def sentence(self) -> str:
-        """What the fastest choice is, and what binds it."""
+        """The fastest choice, and the limit that binds it, in a sentence."""
         best = self.choices[0]
         return (
             f"the fastest by formulas is {best.cores} in {best.micro_batches} micro-batches, "

@@ -1,4 +1,4 @@
-"""What parallel strategies take on numbers of devices, as ``fpgapipe oracle`` foretells it."""
+"""Time and memory of parallel strategies on numbers of devices, as ``fpgapipe oracle`` says."""
 
 from __future__ import annotations
 
@@ -166,7 +166,7 @@ class Answers(Result):
 
 
 def _found(answer: Callable[[str, int], Forecast], name: str, devices: int) -> Forecast | str:
-    """What an answer is, or why there is none."""
+    """An answer, or the reason why there is none."""
     try:
         return answer(name, devices)
     except (UserError, NotImplementedError) as error:
@@ -282,7 +282,7 @@ def oracle(
 
 
 def _of_machine(machine: Machine, samples: int | None, name: str, devices: int) -> Forecast:
-    """What a strategy takes, for a mini-batch or for an epoch of some samples."""
+    """Time and memory of a strategy, for a mini-batch or for an epoch of some samples."""
     one = ask(machine, name, devices)
     return one.of_epoch(samples) if samples else one
 
@@ -297,7 +297,7 @@ def _by_formulas(
     name: str,
     devices: int,
 ) -> Forecast:
-    """What a strategy takes by formulas, in groups of some devices and with some micro-batches."""
+    """A strategy's time and memory by formulas, in groups of devices and in micro-batches."""
     sharers = {"data": devices}.get(name, devices // inside if "+" in name else 1)
     whole = batch.of(max(sharers, 1))
     own = whole // max(sharers, 1)

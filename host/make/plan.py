@@ -202,7 +202,7 @@ class Planned(Result):
 
     @property
     def _compared(self) -> Table:
-        """What the strategies take that were compared."""
+        """Times of the strategies that were compared."""
         ordered = sorted(self.compared.items(), key=lambda each: each[1].predicted.minibatch_s)
         return Table(
             "strategy|>micro-batches|>mini-batch|by",

@@ -74,7 +74,7 @@ def degrees_table(plan: Plan) -> Table:
 
 
 def explained_parts(plan: Plan, num: int, found: Sequence[CycleAccount]) -> Iterator[Table | str]:
-    """What each array does in the cycles of a step, and how busy the engines are.
+    """Activities of each array in the cycles of a step, and how busy the engines are.
 
     Parameters
     ----------

@@ -41,7 +41,7 @@ def tried_strategies() -> list[str]:
 
 
 def spec_of(cluster: Cluster | ClusterSpec) -> ClusterSpec:
-    """What the planner sees of a cluster."""
+    """The planner's view of a cluster."""
     return cluster.spec if isinstance(cluster, Cluster) else cluster
 
 

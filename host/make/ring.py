@@ -65,7 +65,7 @@ class Ring(Result):
         return (self.result.difference or None) if self.result else None
 
     def to_dict(self) -> dict[str, Any]:
-        """What is planned, and what the training has come to."""
+        """The plan, and the outcome of the training."""
         plan, result = self.cost.to_dict(), self.result
         if result is None:
             return plan

@@ -41,7 +41,7 @@ PRECISIONS = ("fp32", "bf16", "mxint8")
 
 @dataclass(frozen=True)
 class Ran(Result):
-    """What a run has come to.
+    """Outcome of a run.
 
     Attributes
     ----------
@@ -127,7 +127,7 @@ class Asked:
     precision: Precision | None = None
 
     def after(self, source: Path) -> Asked:
-        """What is asked for, with the settings of an earlier run where nothing is.
+        """The given settings, with those of an earlier run where nothing is given.
 
         Parameters
         ----------

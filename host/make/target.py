@@ -28,7 +28,7 @@ MOST_PER_S = 1e9
 """Largest rate that may be asked for, samples/s."""
 
 IDLE = (Cause.RECEIVE, Cause.SEND, Cause.DONE)
-"""What an array does while other devices hold it up."""
+"""States of an array while other devices hold it up."""
 
 
 @dataclass(frozen=True)
@@ -304,7 +304,7 @@ def _tried(boards: int, found: Planned) -> Tried:
 
 
 def _binds(found: Planned) -> str:
-    """What the array of the busiest node does, or waits for, most of the time."""
+    """Most frequent state of the array of the busiest node."""
     if not found.built["possible"]:
         return f"what binds is not known, since no programs are made: {found.built['reason']}"
     _, accounts = explain_plan(found.plan, found.graph, found.cluster)

@@ -23,7 +23,7 @@ scripts were run with commands that check their names, order and arguments."""
 
 @dataclass(frozen=True)
 class Flow:
-    """What turns the core of a device into a folder that other tools make a bitstream of.
+    """A flow: it turns the core of a device into a folder that other tools make a bitstream of.
 
     Attributes
     ----------

@@ -26,7 +26,7 @@ NAME = "fpgapipe"
 """Name of the files that soc.py has made, and of those that are made here."""
 
 TOOLS = ("yosys", "nextpnr-ecp5", "ecppack")
-"""What is called; each is also on PyPI, with ``yowasp-`` before its name."""
+"""Tools that are called; each is also on PyPI, with ``yowasp-`` before its name."""
 
 PLACE_AND_ROUTE = ("--placer", "static", "--router", "router2")
 """Options of nextpnr. Its other placer makes the wires a third longer, and its other router does
@@ -66,7 +66,7 @@ _CLOCK = re.compile(
 
 @dataclass(frozen=True)
 class Placement:
-    """What nextpnr says of a placement.
+    """nextpnr's report of a placement.
 
     Parameters
     ----------

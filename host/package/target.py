@@ -1,4 +1,4 @@
-"""What is packaged: a device of a build with its board, its core and the ports of its links.
+"""The object of a package: a device of a build with its board, its core and its links' ports.
 
 A device is a board, or one of several nodes that share a board and its bitstream.
 """

@@ -83,7 +83,7 @@ def _pin_port(device: str, board: Board, port: str, protocol: str) -> PinPort:
 
 
 def _of_port(device: str, board: Board, port: str, key: str) -> Any:
-    """What the list under a key of the board's packaging says of a port."""
+    """Entry of a port in the list under a key of the board's packaging."""
     for each in getattr(board.packaging, key):
         if each.name == port:
             return each

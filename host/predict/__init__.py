@@ -1,1 +1,1 @@
-"""What a trained network says of samples."""
+"""Predictions of a trained network for samples."""

@@ -1,4 +1,4 @@
-"""What computes a network's results for `predict` and `generate`, and with which weights."""
+"""The backend and the weights by which `predict` and `generate` compute a network's results."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ SHOWN = 10
 
 @dataclass(frozen=True)
 class Predictions(Result):
-    """What a network says of samples.
+    """Predictions of a network for samples.
 
     Attributes
     ----------

@@ -1,1 +1,1 @@
-"""What people look at: timetables as text, pictures and traces."""
+"""Reports for people: timetables as text, pictures and traces."""

@@ -41,7 +41,7 @@ LOG, CHECKPOINTS = "log.jsonl", "checkpoints"
 
 @dataclass
 class ModelResult:
-    """What became of a model.
+    """Outcome of a model's training.
 
     Attributes
     ----------
@@ -65,7 +65,7 @@ class ModelResult:
 
 @dataclass
 class RingResult:
-    """What came of a training in a ring.
+    """Outcome of a training in a ring.
 
     Attributes
     ----------

@@ -190,7 +190,7 @@ class NumericCheck(Check):
         before: Values,
         scalars: Sequence[int],
     ) -> Iterator[_Pair]:
-        """What a step has computed: the loss, and what belongs to parameters, last layers first."""
+        """Results of a step: the loss, and values that belong to parameters, last layers first."""
         one, two = (np.array([each], np.float32) for each in (loss, other_loss))
         yield _Pair(LOSS, "", None, one, two, noise=LOSS_NOISE, least=LEAST_LOSS)
         kinds = {"gradient": _gradients(first, self.backend, self._gain)}
@@ -323,7 +323,7 @@ def _gradients(one: StepRunner, other: StepRunner, gain: float) -> tuple[Values,
 def _added_momentum(
     one: StepRunner, other: StepRunner, before: Values, scalars: Sequence[int]
 ) -> tuple[Values, Values]:
-    """What the updates of a step have added to the momentum, in both backends."""
+    """Change of the momentum by the updates of a step, in both backends."""
     kept = float(np.uint32(scalars[Scalar.MOMENTUM]).view(np.float32)) ** one.num_updates
     found, expected = (
         {

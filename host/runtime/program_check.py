@@ -98,7 +98,7 @@ SHRINKS = (
 
 @dataclass(frozen=True)
 class Verification:
-    """What was compared before a build, as its folder and the report say.
+    """Comparison before a build, as its folder and the report say.
 
     Attributes
     ----------

@@ -71,7 +71,7 @@ def _encoded(line: Mapping[str, Any]) -> bytes:
 
 
 def simulated(backend: StepRunner) -> dict[str, str]:
-    """What a line or a file says about the simulation; nothing if the backend simulates nothing."""
+    """Description of the simulation in a line or a file; empty if the backend simulates nothing."""
     return {"simulation": backend.simulation} if backend.simulation else {}
 
 

@@ -153,7 +153,7 @@ from fpgapipe.sim_tb.drivers.stream import StreamDriver, StreamSink, parameters,
 
 @dataclass(frozen=True)
 class Spec:
-    """What gateware and testbench share: the width of a word, and what it should become."""
+    """Specification that gateware and testbench share: the width of a word, and its result."""
 
     bits: int
 

@@ -11,11 +11,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 ENDED = "the search was ended before all was tried"
-"""What a result says that the user did not wait for."""
+"""Message of a result that the user did not wait for."""
 
 
 class Result(ABC):
-    """What a command finds out; ``print(result)`` shows what the command prints.
+    """Result of a command; ``print(result)`` shows the text that the command prints.
 
     Attributes
     ----------

@@ -66,7 +66,7 @@ def token_from(path: Path | None) -> str:
 
 
 def authorization(token: str) -> str:
-    """What a client's metadata have for a token."""
+    """Value of ``authorization`` in a client's metadata for a token."""
     return f"Bearer {token}"
 
 

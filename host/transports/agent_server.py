@@ -467,7 +467,7 @@ class DeviceAgent(Closing):
             raise _Refused("ABORTED", self._reason(session.device.name, error)) from None
 
     def _reason(self, name: str, error: Exception) -> str:
-        """What the client is told of an error of the device."""
+        """Message to the client about an error of the device."""
         if isinstance(error, UserError):
             return str(error)
         logger.error("%s: an access failed", name, exc_info=error)

@@ -36,7 +36,7 @@ FILES = {"user": os.O_RDWR, "h2c_0": os.O_WRONLY, "c2h_0": os.O_RDONLY, "events_
 
 
 class Files(Protocol):
-    """What the transport needs of an operating system."""
+    """Functions of an operating system that the transport needs."""
 
     def open(self, path: str, flags: int, /) -> int:
         """Open a file."""

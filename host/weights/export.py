@@ -46,7 +46,7 @@ class Exported(Result):
     tensors: tuple[dict[str, Any], ...]
 
     def to_dict(self) -> dict[str, Any]:
-        """What was written and where it came from, and a record for each tensor."""
+        """The written file and its source, and a record for each tensor."""
         return {
             "file": str(self.file),
             "network": self.network,

@@ -31,7 +31,7 @@ MAX_FAULTS = 20
 """Most faults of a file of parameters that are listed; of the others only the number is given."""
 
 WRAPPERS = ("module.", "_orig_mod.")
-"""What parallel and compiled modules put in front of the names of the module that they hold."""
+"""Prefixes that parallel and compiled modules add to the names of the module that they hold."""
 
 
 def read_parameters(
@@ -197,7 +197,7 @@ def _foreign(graph: Graph, wanted: Collection[str], found: Collection[str]) -> l
 
 
 def _read_rest(path: Path, graph: Graph, found: Mapping[str, Entry]) -> dict[str, NDArray[Any]]:
-    """What no layer has; what the import has computed with must be as it was then."""
+    """Tensors that no layer has; those that the import has computed with must be as they were."""
     rest: dict[str, NDArray[Any]] = {}
     faults = []
     for name, before in graph.state.unread.items():

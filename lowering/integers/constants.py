@@ -124,7 +124,7 @@ class DirectConstants:
     to_integer: float
 
     def run(self, sums: Sums, low: int, high: int) -> Floats:
-        """What the instructions give for sums of shape (channels, n)."""
+        """Results of the instructions for sums of shape (channels, n)."""
         return _near(sums, self.offsets, self.factors, low, high, self.to_integer)
 
 
@@ -144,7 +144,7 @@ class CheckedConstants:
     rest: Floats
 
     def run(self, sums: Sums, low: int, high: int) -> Floats:
-        """What the instructions give for sums of shape (channels, n)."""
+        """Results of the instructions for sums of shape (channels, n)."""
         nears = self.near(sums, low, high)
         corrected = fp32.add(nears, -self.is_above(nears, sums).astype(np.float32))
         return np.maximum(corrected, np.float32(low))
@@ -205,7 +205,7 @@ class QuotientConstants:
         return upper[0], (np.asarray([self.scale]) - upper)[0]
 
     def run(self, x: Floats) -> Floats:
-        """What the instructions give."""
+        """Results of the instructions."""
         low, high = self.limits
         x = np.maximum(np.minimum(fp32.flush(x), high), low)
         quotient = _times(x, self.inverse)

@@ -121,7 +121,7 @@ def _squares() -> SumStep:
 
 
 def _learned(norm: BatchNorm) -> dict[str, Tensor]:
-    """What `_statistics_rows` read, besides the sum."""
+    """Tensors that `_statistics_rows` reads, besides the sum."""
     return {
         "mean": norm.mean,
         "gamma": norm.gamma,
@@ -132,7 +132,7 @@ def _learned(norm: BatchNorm) -> dict[str, Tensor]:
 
 
 def _targets(norm: BatchNorm) -> dict[str, Tensor]:
-    """What `_statistics_rows` write."""
+    """Tensors that `_statistics_rows` writes."""
     return {
         "statistics": norm.statistics,
         "running mean": norm.running_mean,

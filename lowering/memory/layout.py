@@ -47,7 +47,7 @@ class Own:
 
 @dataclass(frozen=True)
 class Demand:
-    """What a device's program needs of its memory.
+    """Demand of a device's program for memory.
 
     Attributes
     ----------

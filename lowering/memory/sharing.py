@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class Category(StrEnum):
-    """What the bytes of a device's memory are used for."""
+    """Uses of the bytes of a device's memory."""
 
     WEIGHTS = "weights"
     OPTIMISER = "optimiser state"

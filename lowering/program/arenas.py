@@ -109,7 +109,7 @@ class Arenas:
         return [each for each in self._of[GRADIENTS] if self._kind_of[each.name] is kind]
 
     def own(self) -> dict[str, Own]:
-        """What each arena needs of the memory."""
+        """Demand of each arena for memory."""
         return {name: Own(4 * self.elements(name), CATEGORIES[name]) for name in self._of}
 
     def places(self, places: Mapping[str, Placed]) -> dict[str, Placed]:

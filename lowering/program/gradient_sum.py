@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class GradientSum:
-    """What a device adds to its program so that devices have the sums of their gradients.
+    """Kernels that a device adds to its program so that devices have the sums of their gradients.
 
     The gradients that all devices add up come first, then those of which all devices of a group
     have the same, then those of parts. For each part the whole chain sums: devices that have other

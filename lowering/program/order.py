@@ -89,7 +89,7 @@ class Groups(NamedTuple):
 
 
 class Before(NamedTuple):
-    """What comes before the groups of a program, and what is counted to find it.
+    """Predecessors of the groups of a program, and the counts by which they are found.
 
     Attributes
     ----------

@@ -1,4 +1,4 @@
-"""What a device has of a network that several devices compute together."""
+"""Share of a device in a network that several devices compute together."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Summed(IntEnum):
 
 @dataclass(frozen=True)
 class Share:
-    """What a device has of a network that several devices compute together.
+    """Share of a device in a network that several devices compute together.
 
     The devices are groups of neighbours; each group has samples of its own.
 

@@ -178,7 +178,7 @@ class StepBuilder(StepTensors):
             return self._placed()
 
     def demand(self) -> Demand:
-        """What the program needs of its memory, which takes less time than the program."""
+        """The program's demand for memory, which is found in less time than the program is made."""
         with rare_collections():
             self._more = []
             self._lower()
@@ -373,7 +373,7 @@ class StepBuilder(StepTensors):
         )
 
     def _demand(self) -> Demand:
-        """What the program needs of its memory, but for the words of its kernels."""
+        """The program's demand for memory, but for the words of its kernels."""
         own: dict[str, Own] = {}
         for each in self.stored.values():
             if not each.trainable:

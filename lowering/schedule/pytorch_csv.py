@@ -121,7 +121,7 @@ def from_pytorch_csv(text: str, *, kind: str = "csv") -> Schedule:
 
 @dataclass
 class _Draft:
-    """What was read so far."""
+    """Tasks that were read so far."""
 
     lanes: list[list[tuple[int, int, int]]] = field(default_factory=list)
     where: dict[int, int] = field(default_factory=dict)

@@ -34,7 +34,7 @@ class ScheduleError(UserError):
 
 
 class TaskKind(enum.IntEnum):
-    """What a task does with a stage and a micro-batch."""
+    """Work of a task on a stage and a micro-batch."""
 
     F = 0
     """Forward pass."""

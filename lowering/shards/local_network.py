@@ -56,7 +56,7 @@ class _Spread:
 
 @dataclass
 class _Local:
-    """What is known of a device's network while it is made; `member` is its place in its group."""
+    """State of a device's network while it is made; `member` is its place in its group."""
 
     graph: Graph
     member: Member

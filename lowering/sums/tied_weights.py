@@ -48,7 +48,7 @@ class Tie:
     team: Team
 
     def __str__(self) -> str:
-        """What is shared, and where, for errors."""
+        """The shared weight and its stages, for errors."""
         names = " and ".join(
             f"layer {layer!r} of stage {stage}"
             for layer, stage in zip(self.layers, self.stages, strict=True)

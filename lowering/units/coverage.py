@@ -1,4 +1,4 @@
-"""What of a network a core runs, layer by layer, forward and backward, and why not the rest."""
+"""Coverage of a network by a core, layer by layer, forward and backward, with reasons against."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class LayerCoverage:
-    """What a core runs of a layer.
+    """Coverage of a layer by a core.
 
     Attributes
     ----------
@@ -54,7 +54,7 @@ class LayerCoverage:
 
 @dataclass(frozen=True)
 class Coverage:
-    """What a core runs of a network.
+    """Coverage of a network by a core.
 
     Attributes
     ----------

@@ -63,7 +63,7 @@ class Stretch:
 
     @classmethod
     def of_slice(cls, operator: ops.Slice, shape: Sequence[int], *, last: bool) -> Stretch:
-        """What a slice without steps reads of a value of some shape."""
+        """Part of a value that a slice without steps reads."""
         axis = Axis.of(shape, normalise_axis(operator.axis, len(shape)), last=last)
         return cls(axis, operator.start, operator.stop)
 

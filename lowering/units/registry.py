@@ -30,7 +30,7 @@ _TAKERS: dict[str, list[Taker]] = {}
 
 @dataclass(frozen=True)
 class Surroundings:
-    """What a maker may ask about the layers around its own.
+    """Questions that a maker may ask about the layers around its own.
 
     Attributes
     ----------

@@ -24,7 +24,7 @@ _OF_STEP = re.compile(rf"({'|'.join(map(re.escape, _OWN))})([ \d].*)?", re.DOTAL
 """Tensors that no layer has, but the step; some of them are numbered, or those of an output."""
 
 _BEHIND = re.compile(r"[.\[ ]")
-"""What may follow a parameter's name in that of a tensor that belongs to it."""
+"""Characters that may follow a parameter's name in that of a tensor that belongs to it."""
 
 _COUNTED = re.compile(r"(.*)[#@]\d+", re.DOTALL)
 """Name of a tensor that several slots or micro-batches have."""

@@ -31,7 +31,7 @@ class Unit(ABC):
     layers: tuple[Layer, ...]
 
     engine: ClassVar[Literal["array", "vector", "none"]] = "vector"
-    """What most of the unit's work runs on; ``none`` if nothing is computed or moved."""
+    """Engine of most of the unit's work; ``none`` if nothing is computed or moved."""
 
     @property
     def name(self) -> str:

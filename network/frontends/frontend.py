@@ -83,6 +83,6 @@ FRONTENDS: Registry[Frontend] = Registry(
 
 
 def listed() -> dict[str, str]:
-    """What the files are that can be read, by their suffixes with the dot."""
+    """Kinds of files that can be read, by their suffixes with the dot."""
     whats = {f".{name}": FRONTENDS[name].what for name in FRONTENDS.usable()}
     return {suffix: what for suffix, what in whats.items() if what}

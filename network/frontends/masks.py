@@ -27,7 +27,7 @@ HIDDEN = -1e30
 """Largest summand that makes an element's share of a softmax zero, whatever the element is."""
 
 LOWEST = -(2.0**100)
-"""What finite numbers from `HIDDEN` down become where a mask gives them; BF16 has this number."""
+"""Replacement of finite numbers from `HIDDEN` down in a mask; BF16 has this number."""
 
 Levels = tuple[float, float]
 
@@ -105,7 +105,7 @@ class Masks:
         return self._seen_as(layer, self._put(f"{layer}.levels", operator, source))
 
     def _skeleton(self, layer: str) -> tuple[object, ...]:
-        """What a layer with two levels has in common with the same one of other levels."""
+        """Common part of a layer with two levels and the same one of other levels."""
         views: list[object] = []
         while isinstance(operator := self._operator(layer), VIEWS):
             views.append(operator)
@@ -226,7 +226,7 @@ class Masks:
         return None if layer is None else layer.operator
 
     def _source(self, layer: str) -> str:
-        """What a layer is a view of."""
+        """Layer of which a layer is a view."""
         while isinstance(self._operator(layer), VIEWS):
             (layer,) = self._layer(layer).inputs
         return layer

@@ -69,7 +69,7 @@ SHORT_FRAME_WORDS = 4
 
 @dataclass(frozen=True)
 class Savings:
-    """What a core does without, so that it fits a small device.
+    """Savings of a core that fits a small device.
 
     Attributes
     ----------
@@ -462,7 +462,7 @@ def with_room(
     make: Callable[[Asked], Answer],
     larger: Callable[[Asked], Asked | None],
 ) -> tuple[Asked, Answer]:
-    """What is made of something with scratchpads, and that with room for a tiling of each layer.
+    """Results of `make` with scratchpads, down to one with room for a tiling of each layer.
 
     The planner chooses the smallest scratchpad that costs no time. Whether there is a tiling of
     each layer that fits it is known only when the layer's program is made.

@@ -289,7 +289,7 @@ class _Kept:
 
 
 def _kept_apart(graph: Graph, work: Sequence[LayerWork]) -> list[_Kept]:
-    """What each layer keeps; a reshaped tensor has the name of the tensor that it is a view of."""
+    """Tensors that each layer keeps; a reshaped one has the name of that of which it is a view."""
     first: dict[str, str] = {}
     for layer in graph.layers.values():
         if layer.op in ("reshape", "flatten"):

@@ -1,4 +1,4 @@
-"""What passes a cut, and the limits that a finished cut has to keep."""
+"""Tensors that pass a cut, and the limits that a finished cut has to keep."""
 
 from __future__ import annotations
 

@@ -266,7 +266,7 @@ class _Group:
 
 @dataclass
 class _Split:
-    """What is found for a number of micro-batches.
+    """Findings for a number of micro-batches.
 
     Attributes
     ----------

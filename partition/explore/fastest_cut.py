@@ -117,7 +117,7 @@ class Question:
 
     @cached_property
     def times(self) -> CutTimes:
-        """What the stages between two cuts take, and what passes each cut."""
+        """Times of the stages between two cuts, and bytes that pass each cut."""
         inside = self._inside
         member = inside.astype(np.float64)
         passes = (

@@ -35,7 +35,7 @@ class Way:
 
 
 class Rated(Protocol):
-    """What says how many samples it does in a second."""
+    """An answer that has a rate, in samples per second."""
 
     @property
     def sure_per_s(self) -> float:

@@ -46,7 +46,7 @@ MOVES = {
     "spatial": "halos",
     "pipeline": "transfers between stages",
 }
-"""What moves within a group, by strategy."""
+"""Values that move within a group, by strategy."""
 
 SUM = "the sum of gradients"
 
@@ -142,7 +142,7 @@ def check_devices(machine: Machine, name: str, devices: int, groups: int) -> Non
 
 
 def estimate(machine: Machine, name: str, devices: int, groups: int) -> Forecast:
-    """What a strategy takes, by formulas.
+    """Time and memory of a strategy, by formulas.
 
     Parameters
     ----------
@@ -194,7 +194,7 @@ def estimate(machine: Machine, name: str, devices: int, groups: int) -> Forecast
 
 @dataclass(frozen=True)
 class _Group:
-    """What a group of devices with the same samples takes for a mini-batch, by formulas.
+    """Time of a mini-batch in a group of devices with the same samples, by formulas.
 
     Attributes
     ----------
@@ -216,7 +216,7 @@ class _Group:
 
 @lru_cache(maxsize=256)
 def _group(machine: Machine, axis: str, samples: int, size: int) -> _Group:
-    """What a group of some devices takes, in the fewest micro-batches that have room.
+    """Time of a group of devices, in the fewest micro-batches that have room.
 
     Raises
     ------

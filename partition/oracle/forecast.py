@@ -1,4 +1,4 @@
-"""What the oracle answers for a strategy on a number of devices."""
+"""Answer of the oracle for a strategy on a number of devices."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ SMALL = 0.05
 
 @dataclass(frozen=True)
 class Forecast:
-    """What a strategy takes on a number of devices; the names are those of the JSON.
+    """Time and memory of a strategy on a number of devices; names are those of the JSON.
 
     Attributes
     ----------
@@ -73,7 +73,7 @@ class Forecast:
 
     @property
     def sentence(self) -> str:
-        """What limits the strategy, as a sentence."""
+        """Limit of the strategy, as a sentence."""
         most = f", at most {self.max_devices:,}" if self.max_devices is not None else ""
         speed = ""
         if self.efficiency is not None:

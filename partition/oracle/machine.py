@@ -44,7 +44,7 @@ FAST = 1000.0
 
 
 def ask(machine: Machine, name: str, devices: int) -> Forecast:
-    """What a strategy takes on a number of devices, for a mini-batch.
+    """Time and memory of a strategy on a number of devices, for a mini-batch.
 
     Parameters
     ----------

@@ -102,7 +102,7 @@ class Image:
 
 @dataclass(frozen=True)
 class Question:
-    """What is asked of the formulas.
+    """Question to the formulas.
 
     Attributes
     ----------

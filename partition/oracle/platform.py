@@ -30,7 +30,7 @@ class PlatformLink(_Part):
 
 
 class Platform(_Part):
-    """What the formulas know of the machine and of the data.
+    """The machine and the data, as the formulas see them.
 
     Attributes
     ----------

@@ -1,4 +1,4 @@
-"""What is asked of the oracle with prices of the machine: a network, boards and a batch."""
+"""Question to the oracle with prices of the machine: a network, boards and a batch."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class Machine:
     group_devices: int | None = None
 
     def request(self, devices: int, groups: int) -> Request:
-        """What is asked of the planner, if groups of the devices share the samples."""
+        """Request to the planner, if groups of the devices share the samples."""
         number = self.num_microbatches
         return Request(
             self.load,

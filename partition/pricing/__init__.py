@@ -1,1 +1,1 @@
-"""What a plan costs on the machine that is built: programs, timed by the cycle model."""
+"""Prices of a plan on the machine that is built: programs, timed by the cycle model."""

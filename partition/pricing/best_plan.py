@@ -67,7 +67,7 @@ take so many seconds each at most."""
 
 @dataclass(frozen=True)
 class BestPlan:
-    """What a search found.
+    """Result of a search.
 
     Attributes
     ----------
@@ -456,7 +456,7 @@ class _Search:
         return min(enough, key=lambda each: each.size)
 
     def _sentence(self, looks: list[_Look], best: Tried, chosen: Tried) -> str:
-        """What was compared by programs, and what may be faster all the same."""
+        """Plans that were compared by programs, and those that may be faster all the same."""
         exact = [each for each in self.tried if each.is_exact]
         if not exact:
             return "compared by estimates alone"

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 class Cause(StrEnum):
-    """What an array does in a cycle, or which engine it waits for."""
+    """State of an array in a cycle, or the engine that it waits for."""
 
     VECTORS = "products"
     OPERANDS = "reads operands"
@@ -62,7 +62,7 @@ NO_KERNEL = -1
 
 
 class Charge(NamedTuple):
-    """What cycles are charged with.
+    """Cause that cycles are charged to.
 
     Attributes
     ----------
@@ -249,7 +249,7 @@ class CycleAccount:
         return Charge(self.program.kernel_of[index], _ENGINES[instruction.opcode], moved)
 
     def _blocker(self, index: int, time: float) -> Blocker | None:
-        """What let an instruction start last, not after `time`; None if nothing held it up."""
+        """Last cause that held an instruction up, not after `time`; None if nothing did."""
         latest: Blocker | None = None
         waited = [self._before[index], *self._givers.get(index, ())]
         for other in waited:
@@ -396,7 +396,7 @@ def _room_makers(
 
 
 class _Roles:
-    """What transfers of a program move, by their addresses."""
+    """Tensors that transfers of a program move, by their addresses."""
 
     def __init__(self, program: DeviceProgram) -> None:
         places = []

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from fpgapipe.lowering.schedule.schedule import Task
 
 Case = tuple[object, ...]
-"""What determines the cycles of a task: its kind, whether it writes first gradients, the kinds
+"""Causes of the cycles of a task: its kind, whether it writes first gradients, the kinds
 of the task before it, of the next one, and of the one two before it; the most important first."""
 
 

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class NodeFacts:
-    """What a node's program says.
+    """Facts of a node's program.
 
     Attributes
     ----------
@@ -68,7 +68,7 @@ class NodeFacts:
 
 @dataclass(frozen=True)
 class JointFacts:
-    """What the programs of all nodes say.
+    """Facts of the programs of all nodes.
 
     Attributes
     ----------
@@ -206,7 +206,7 @@ def _found(
     options: StepOptions,
     pipeline: PipelineProgram | None,
 ) -> JointFacts:
-    """What the programs say."""
+    """Facts of the programs."""
     rounds, last = timed_rounds(plan)
     cores, memories = core_specs(plan), memory_specs(plan)
 

@@ -1,4 +1,4 @@
-"""What each layer takes of a core, found in the program of the whole network on one device."""
+"""Prices of layers on a core, found in the program of the whole network on one device."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ class LayerPrices:
         return self._replaced(estimates, cycles, node.clk_hz, core.num_engines)
 
     def _remembered(self, core: CoreSpec, memory: MemorySpec) -> Cycles:
-        """What `_cycles` finds, from a file if it is there."""
+        """Result of `_cycles`, from a file if it is there."""
         question = {
             "what": "layers",
             "graph": to_json(self.graph),

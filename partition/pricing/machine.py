@@ -332,7 +332,7 @@ def _found(
     options: StepOptions,
     pipeline: PipelineProgram | None,
 ) -> PlanFacts:
-    """What the programs of a plan say."""
+    """Facts of the programs of a plan."""
     few = takes_few(plan)
     if few or pipeline is None:
         pipeline = lower_plan(plan, graph, cluster, options, few=few)

@@ -33,7 +33,7 @@ def core_specs(plan: Plan) -> list[CoreSpec]:
 def asked_of(
     plan: Plan, graph: Graph, cluster: ClusterSpec, options: StepOptions
 ) -> dict[str, Any]:
-    """What the cycles of any program of a plan depend on, as values of JSON."""
+    """Causes of the cycles of any program of a plan, as values of JSON."""
     return {
         "graph": to_json(graph),
         "cores": [asdict(core) for core in core_specs(plan)],

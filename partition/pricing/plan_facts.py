@@ -1,4 +1,4 @@
-"""What the programs of a plan say about its times and bytes, in a form that files can keep."""
+"""Facts of a plan's programs about its times and bytes, in a form that files can keep."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class StageFacts:
-    """What the program of a stage says.
+    """Facts of the program of a stage.
 
     Attributes
     ----------
@@ -70,7 +70,7 @@ class StageFacts:
 
 @dataclass(frozen=True)
 class PlanFacts:
-    """What the programs of all stages say.
+    """Facts of the programs of all stages.
 
     Attributes
     ----------

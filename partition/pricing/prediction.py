@@ -203,7 +203,7 @@ class PipelineTiming:
 
     @cached_property
     def _transfers(self) -> dict[tuple[Channel, int, int], dict[int, _Transfer]]:
-        """What is sent in each micro-batch, by channel, sending and receiving stage."""
+        """Transfers of each micro-batch, by channel, sending and receiving stage."""
         pairs = self.pipeline.placement.pairs
         ways = {Channel.ACTIVATIONS: pairs, Channel.GRADIENTS: [pair[::-1] for pair in pairs]}
         return {
@@ -213,7 +213,7 @@ class PipelineTiming:
         }
 
     def _sent(self, channel: Channel, maker: int, user: int) -> dict[int, _Transfer]:
-        """What a stage sends another on a channel, by micro-batch."""
+        """Transfers from a stage to another on a channel, by micro-batch."""
         _, link, other = link_ends(self.pipeline.placement, maker, user)
         makes, uses = self.tasks[maker], self.tasks[user]
         sent: defaultdict[int, list[Sent]] = defaultdict(list)

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from fpgapipe.partition.timeline.timeline import StageTimes
 
 NO_ORDER = "has no order of its own, but searches one for given times"
-"""What is said of kinds that are made for given times."""
+"""Message about kinds that are made for given times."""
 
 MakeFor: TypeAlias = "Callable[[int, int, StageTimes, int | None], Schedule]"
 

@@ -37,7 +37,7 @@ Cut = tuple[int, ...]
 
 @dataclass(frozen=True)
 class CutTimes:
-    """What the stages between two cuts take, and what passes each cut.
+    """Times of the stages between two cuts, and bytes that pass each cut.
 
     Parameters
     ----------

@@ -90,7 +90,7 @@ class Fastest:
 
 @dataclass
 class Limits:
-    """What a search may do.
+    """Limits of a search.
 
     Attributes
     ----------

@@ -169,7 +169,7 @@ def _shares(request: Request, sharers: int) -> list[int]:
 
 
 def _parts(sharers: int, count: int) -> str:
-    """What shares the samples."""
+    """Devices that share the samples."""
     return f"{count} devices" if sharers == count else f"{sharers} groups of devices"
 
 

@@ -35,7 +35,7 @@ AXES = {
 """Cuts of each axis, the one that is tried first."""
 
 SHARED = "data+"
-"""What the names of strategies begin with whose groups of devices share the samples."""
+"""Prefix of the names of strategies whose groups of devices share the samples."""
 
 ONE_AXIS = (*AXES, *(SHARED + name for name in AXES))
 """Names of all these strategies."""

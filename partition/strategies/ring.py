@@ -19,7 +19,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class RingModel:
-    """What a model takes.
+    """Time of a step and state of a model.
 
     Attributes
     ----------

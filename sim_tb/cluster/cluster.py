@@ -404,7 +404,7 @@ class Cluster(NodeRegisters, Closing):
         self.nodes[number].device.memory[address : address + data.size] = data
 
     def described(self, number: int) -> list[str]:
-        """What can be said of a node without its registers, in words."""
+        """Description of a node without its registers, in words."""
         return described(self.nodes[number].device)
 
     def take_raw(self, number: int, port: int) -> bytes:

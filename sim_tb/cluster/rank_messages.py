@@ -1,4 +1,4 @@
-"""What ranks tell each other, while those that wait leave their processors to others.
+"""Messages between ranks, of which those that wait leave their processors to others.
 
 MPI itself waits in loops. A rank that does so takes the time of those it waits for where there are
 more processes than processors. To sleep and wake up takes a good part of a short window, on the

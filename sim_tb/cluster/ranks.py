@@ -36,7 +36,7 @@ _TOLD_S = 1.0
 
 
 class Communicator(Protocol):
-    """What a rank needs of others: ``mpi4py.MPI.Comm`` has it, and `Ranks` waits better."""
+    """Functions of others that a rank needs: ``mpi4py.MPI.Comm`` has them; `Ranks` waits better."""
 
     rank: int
     size: int
@@ -56,7 +56,7 @@ class Communicator(Protocol):
 
 @dataclass(frozen=True)
 class _Window:
-    """What a rank tells all others after a window."""
+    """Message of a rank to all others after a window."""
 
     beats: dict[int, bytes] = field(default_factory=dict)
     error: str = ""
@@ -295,6 +295,6 @@ class RankedCluster(NodeRegisters):
             self._local.write_memory(place, address, found)
 
     def described(self, number: int) -> list[str]:
-        """What can be said of a node of this rank; see `Cluster`."""
+        """Description of a node of this rank; see `Cluster`."""
         place = self._places.get(number)
         return [] if place is None else self._local.described(place)

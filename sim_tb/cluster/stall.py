@@ -49,7 +49,7 @@ def explain(
 
 
 def described(device: NativeDevice) -> list[str]:
-    """What can be said of a device without its registers: its interrupt and its memory bus."""
+    """Description of a device without its registers: its interrupt and its memory bus."""
     now = device.statistics
     lines = [f"interrupt {'high' if now.irq else 'low'}"] if device.has_irq else []
     if device.bus_bytes:

@@ -83,7 +83,7 @@ class Compiler:
 
     @property
     def identity(self) -> str:
-        """What tells the program from others of its name; see `fpgapipe.tools.identity_of`."""
+        """Identity of the program among others of its name; see `fpgapipe.tools.identity_of`."""
         return identity_of(self.program)
 
 

@@ -1,4 +1,4 @@
-"""What a block needs to be substituted: its Verilog around a model in C++."""
+"""Substitution of a block: its Verilog around a model in C++."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

@@ -29,10 +29,10 @@ class Simulation(StrEnum):
 
 
 DEFAULT = Simulation.VERILOG
-"""What Python uses if nothing is chosen."""
+"""Choice of Python if nothing is chosen."""
 
 OF_COMMANDS = Simulation.FAST
-"""What commands of ``fpgapipe`` use if nothing is chosen."""
+"""Choice of the commands of ``fpgapipe`` if nothing is chosen."""
 
 
 def chosen_simulation(given: Simulation | None = None) -> Simulation:

@@ -1,4 +1,4 @@
-"""What is described: ``fpgapipe boards`` and ``fpgapipe cluster`` show boards and their links."""
+"""Descriptions: ``fpgapipe boards`` and ``fpgapipe cluster`` show boards and their links."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is done with trained weights: ``fpgapipe export``, ``predict``, ``generate``."""
+"""Uses of trained weights: ``fpgapipe export``, ``predict``, ``generate``."""
 
 from __future__ import annotations
 

@@ -268,7 +268,7 @@ def _stage_table(subject: Subject) -> str:
 
 
 def _memory_table(subject: Subject) -> str:
-    """What the memory of each device is used for."""
+    """Uses of the memory of each device."""
     used = subject.build.memory_use
     names = [name for name in Category if any(name in each for each in used)]
     rows = [

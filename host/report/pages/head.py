@@ -18,7 +18,7 @@ SHARED = {
     DATA_PARALLEL: ", each with the whole network",
     LAYERWISE: ", each with parts of all layers",
 }
-"""What the devices of a plan have, by its kind."""
+"""Shares of the devices of a plan, by its kind."""
 
 
 def head(subject: Subject) -> str:
@@ -118,6 +118,6 @@ def _beside(subject: Subject, shown: Run) -> str:
 
 
 def _verified(subject: Subject) -> str:
-    """What was verified before the build was written, as the beginning of a sentence."""
+    """The verification before the build was written, as the beginning of a sentence."""
     found = str(Verification.read(subject.build.folder))
     return text(found[0].upper() + found[1:])

@@ -1,4 +1,4 @@
-"""What a network says of samples: accuracy by class, confusions, and the worst samples."""
+"""Predictions of a network: accuracy by class, confusions, and the worst samples."""
 
 from __future__ import annotations
 

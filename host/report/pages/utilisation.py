@@ -1,4 +1,4 @@
-"""What the engines of each device did in the mini-batch, and for what they waited."""
+"""Work and waits of the engines of each device in the mini-batch."""
 
 from __future__ import annotations
 

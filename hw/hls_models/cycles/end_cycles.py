@@ -1,4 +1,4 @@
-"""What the two kinds of ends of links do with words, for the cycle model of several cores."""
+"""Words in the two kinds of ends of links, for the cycle model of several cores."""
 
 from typing import NamedTuple
 

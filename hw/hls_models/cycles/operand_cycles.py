@@ -33,7 +33,7 @@ PARTS_CYCLES = 4
 """Cycles of the quantiser of blocks that come in parts, after the last part."""
 
 PARTS_SQUARE_CYCLES = 2
-"""What `SQUARE_CYCLES` is for words that come in parts."""
+"""`SQUARE_CYCLES` for words that come in parts."""
 
 FEW_READS = 100_000
 """Number of reads in a process from which machine code is worth the time to load it."""

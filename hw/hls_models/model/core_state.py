@@ -1,4 +1,4 @@
-"""What a core does at this moment, read from its registers, in words.
+"""State of a core at this moment, read from its registers, in words.
 
 It is said of simulated cores and of those on boards alike: which engine waits for which semaphore,
 and which instruction will signal that.

@@ -1,4 +1,4 @@
-"""What the steps of recurrent cells have in common: their tensors, and vectors over samples.
+"""Common parts of the steps of recurrent cells: their tensors, and vectors over samples.
 
 A tensor of a whole sequence has its positions first, so that the samples of a position lie
 together; of states there is one more, the initial one. What the array multiplies, the inputs and

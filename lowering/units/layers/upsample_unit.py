@@ -26,7 +26,7 @@ class UpsampleUnit(Unit):
 
     @property
     def _window(self) -> Pool:
-        """What a pixel becomes; with one axis, images have one row."""
+        """Pixels that a pixel becomes; with one axis, images have one row."""
         operator = self.layers[0].operator
         assert isinstance(operator, ops.Upsample)
         down, across = (1, *operator.factors)[-2:]

@@ -134,7 +134,7 @@ def transposed_padding(
     dilation: Sequence[int],
     more: Sequence[int],
 ) -> Padding:
-    """What a transposed convolution cuts off: given, or so that the result has a wanted size."""
+    """Pixels that a transposed convolution cuts off: given, or so that the result has a size."""
     auto = attributes.get("auto_pad", b"NOTSET")
     wanted = attributes.get("output_shape")
     if wanted is None and auto not in (b"SAME_UPPER", b"SAME_LOWER"):

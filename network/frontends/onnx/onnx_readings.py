@@ -125,7 +125,7 @@ class Readings:
         return all_differ and all(self.can_own(*each) for each in values)
 
     def key(self, role: str, value: Value, *, learned: bool) -> Hashable:
-        """What is equal for two parameters if they are one.
+        """Key that is equal for two parameters if they are one.
 
         Parameters
         ----------

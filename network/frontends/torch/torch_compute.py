@@ -57,7 +57,7 @@ def _conv(t: Translation, node: Node) -> None:
 
 
 def _padded_in_front(t: Translation, x: str, padding: Padding, value: float) -> tuple[str, Padding]:
-    """What windows read, and their padding, if a layer that pads images is taken into them.
+    """Input of windows, and their padding, if a layer that pads images is taken into them.
 
     Parameters
     ----------

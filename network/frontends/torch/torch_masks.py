@@ -43,7 +43,7 @@ def flag_of(t: Translation, node: Any) -> str:
 
 
 _SWAPPED = {"eq": "eq", "ne": "ne", "lt": "gt", "le": "ge", "gt": "lt", "ge": "le"}
-"""What each comparison is with its sides exchanged."""
+"""Each comparison with its sides exchanged."""
 
 
 @attempts(*(f"{name}.{kind}" for name in _SWAPPED for kind in ("Scalar", "Tensor")))
@@ -153,7 +153,7 @@ _FUNCTIONS: Mapping[str, Callable[[float, float], float]] = {
 
 
 def _of_levels(function: str, number: float, *, first: bool) -> Callable[[float], float]:
-    """What a function of two numbers makes of the levels of one of them."""
+    """Levels after a function of two numbers is applied to the levels of one of them."""
     apply = _FUNCTIONS[function]
     return lambda level: apply(level, number) if first else apply(number, level)
 
