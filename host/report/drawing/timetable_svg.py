@@ -1,4 +1,4 @@
-"""A timetable as a self-contained SVG: lanes, links, hover text, light and dark."""
+"""A timetable as a self-contained SVG: rows, links, hover text, light and dark."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 WIDTH = 1200
 RIGHT = 64
-"""Width of the share of time to the right of a lane."""
+"""Width of the share of time to the right of a row."""
 LANE_HEIGHT, LINK_HEIGHT, GAP = 30, 13, 4
 MAX_DEVICES = 64
 MAX_RECTANGLES = 8_000
@@ -80,7 +80,7 @@ def draw_svg(
     """Draw a timetable as SVG.
 
     Hover text says what a task is, where and when it runs, how long it takes, and how many bytes a
-    transfer has. If there are more than 64 devices, only some are drawn; lanes with too many tasks
+    transfer has. If there are more than 64 devices, only some are drawn; rows with too many tasks
     are drawn as shares of time. The picture says both below.
 
     Parameters
@@ -248,7 +248,7 @@ class _Picture:
         yield "</g>"
 
     def axis(self, y: float, top: float, bottom: float) -> Iterator[str]:
-        """Draw ticks, their times, and the heading of the numbers at the lanes."""
+        """Draw ticks, their times, and the heading of the numbers at the rows."""
         factor, unit = unit_of(self.span)
         for word, css, x in ((unit, "unit", self.gutter - 10), ("busy", "share", WIDTH - 10)):
             yield f'<text class="soft {css}" x="{x}" y="{y}" text-anchor="end">{word}</text>'
@@ -272,7 +272,7 @@ class _Picture:
         return _short(self.plot * time_s / self.span if self.span > 0 else 0.0)
 
     def lane(self, row: Row, y: float, height: float) -> Iterator[str]:
-        """Draw a lane: its name, its tasks, and how busy it is."""
+        """Draw a row: its name, its tasks, and how busy it is."""
         middle = y + height / 2 + 4
         visible = height > 10
         name = row.name
@@ -351,7 +351,7 @@ class _Picture:
         return "\n".join(lines)
 
     def parts(self, row: Row, y: float, height: float) -> Iterator[str]:
-        """Draw a lane with too many tasks: the share of each slice of time that each kind takes."""
+        """Draw a row with too many tasks: the share of each slice of time that each kind takes."""
         if not any("too many" in note for note in self.notes):
             slice_s = duration(self.span / self.columns, digits=3)
             self.notes.append(
