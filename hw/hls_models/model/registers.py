@@ -261,10 +261,13 @@ class RegisterMap:
         lines = ["| offset | name | access | meaning |", "|---|---|---|---|"]
         fields = ["| register | bits | field | meaning |", "|---|---|---|---|"]
         for register in self.registers:
-            if register.name.endswith("_HI") or re.match("(SCALAR|QUEUE)[1-9]", register.name):
+            if register.name.endswith("_HI") or re.search(
+                "(SCALAR|QUEUE|DELIVERED)[1-9]", register.name
+            ):
                 continue
             name = re.sub("_LO$", "_LO, _HI", register.name)
             meaning = re.sub(r"[:.] [Bb]its 31:0\.$", ".", register.meaning)
+            meaning = re.sub("^(GEMM engine|Vector engine|Link|Channel)[ 0]*: ", "", meaning)
             access = register.kind.access
             lines.append(f"| {register.offset:#05x} | {name} | {access} | {meaning} |")
             for field in register.fields:
