@@ -72,7 +72,7 @@ def seconds(network: str) -> dict[str, float]:
 def main() -> None:
     """Print everything."""
     begin = time.perf_counter()
-    cores = candidate_cores(load_board("u280").device_spec())
+    nodes = candidate_cores(load_board("u280").device_spec())
     candidates_s = time.perf_counter() - begin
     print(
         json.dumps(

@@ -10,7 +10,7 @@ from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from fpgapipe.hw.hls_models.cycles.gemm import EngineSpec, gemm_cost
+from fpgapipe.hw.hls_models.cycles.gemm import gemm_cost
 from fpgapipe.hw.hls_models.spec.node import NodeSpec
 from fpgapipe.network.graph import Graph
 from fpgapipe.network.operators import Measured, Pass
@@ -198,11 +198,10 @@ class CostModel:
         Each runs on one of the node's engines, or, if `as_one`, on an engine with the columns of
         all: the event simulation expects its times and divides it between two engines by itself.
         """
-        engine = EngineSpec.of(node, as_one=as_one)
         distinct = {
             id(what): what for passes, update in self._passes for what in (*passes.values(), update)
         }
-        costs = {key: _pass(what, node, engine) for key, what in distinct.items()}
+        costs = {key: _pass(what, node, as_one=as_one) for key, what in distinct.items()}
         found = [
             LayerCost(
                 work.layer.name,
@@ -250,19 +249,19 @@ def _forward_only(cost: LayerCost) -> LayerCost:
     )
 
 
-def _pass(work: PassWork, node: NodeSpec, engine: EngineSpec) -> PassCost:
-    costs = [gemm_cost(product, engine) for product in work.products]
+def _pass(work: PassWork, node: NodeSpec, *, as_one: bool) -> PassCost:
+    costs = [gemm_cost(product, node, as_one=as_one) for product in work.products]
     vector, vector_bytes = _vector(work.vector, node), _bytes(work.vector)
     memory_bytes = sum(cost.memory_bytes for cost in costs) + vector_bytes
-    memory = engine.transfer_cycles(memory_bytes)
+    memory = node.transfer_cycles(memory_bytes, as_one=as_one)
     gemm = sum(cost.cycles for cost in costs)
-    fixed = VECTOR_CYCLES + engine.memory_latency_cycles
+    fixed = VECTOR_CYCLES + node.memory_latency_cycles
     if costs and work.concurrent:
         cycles = max(gemm, vector, memory)
     else:
         cycles = gemm
         if vector or vector_bytes:
-            cycles += max(vector, engine.transfer_cycles(vector_bytes)) + fixed
+            cycles += max(vector, node.transfer_cycles(vector_bytes, as_one=as_one)) + fixed
     return PassCost(
         cycles / node.clk_hz,
         cycles,

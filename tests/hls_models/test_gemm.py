@@ -12,11 +12,12 @@ from fpgapipe.hw.hls_models.cycles.gemm import (
     DRAIN_CYCLES,
     START_CYCLES,
     Axis,
-    EngineSpec,
     ProductSpec,
     compute_cycles,
     gemm_cost,
 )
+from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec, ScratchpadSpec
+from fpgapipe.hw.hls_models.spec.node import NodeSpec
 from fpgapipe.hw.hls_models.spec.systolic import SystolicSpec
 
 FIXED = START_CYCLES + ACCUMULATE_CYCLES + DRAIN_CYCLES
@@ -28,8 +29,11 @@ def product(m, k, n, **options):
                        **options)  # fmt: skip
 
 
-def engine(rows=32, cols=32, scratchpad_bytes=1 << 20, bytes_per_cycle=0.0, **options):
-    return EngineSpec(rows, cols, scratchpad_bytes, bytes_per_cycle, **options)
+def node(
+    rows=32, cols=32, scratchpad_bytes=1 << 20, bytes_per_cycle=0.0, latency_cycles=100, **options
+):
+    core = CoreSpec(rows, cols, scratchpad=ScratchpadSpec(1, scratchpad_bytes), **options)
+    return NodeSpec(core, 1e8, bytes_per_cycle, latency_cycles)
 
 
 # Axes and tiles
@@ -56,12 +60,12 @@ def test_tiles_of_an_axis(axis, width, tiles):
 
 @given(st.integers(1, 40), st.integers(1, 40), st.integers(1, 300), st.integers(1, 9))
 def test_equal_blocks_take_the_cycles_of_the_array(rows, cols, m, num_tiles):
-    spec = engine(rows, cols)
-    assert compute_cycles(spec, m, num_tiles) == SystolicSpec(rows, cols).cycles(m, num_tiles)
+    array = SystolicSpec(rows, cols)
+    assert compute_cycles(array, m, num_tiles) == array.cycles(m, num_tiles)
 
 
 def test_one_tile_takes_the_cycles_of_the_array():
-    cost = gemm_cost(product(100, 32, 32), engine())
+    cost = gemm_cost(product(100, 32, 32), node())
     # 33 for the weights, 100 vectors, 64 through the array
     assert cost.compute_cycles == SystolicSpec(32, 32).cycles(100) == 197
     assert cost.cycles == 197 + FIXED
@@ -69,58 +73,70 @@ def test_one_tile_takes_the_cycles_of_the_array():
 
 
 def test_tiles_follow_each_other_without_a_pause():
-    cost = gemm_cost(product(100, 64, 96), engine())
+    cost = gemm_cost(product(100, 64, 96), node())
     assert cost.compute_cycles == 33 + 6 * 100 + 64
-    assert gemm_cost(product(100, 65, 96), engine()).compute_cycles == 33 + 9 * 100 + 64
-    assert gemm_cost(product(100, 64, 96, count=2), engine()).compute_cycles == 33 + 12 * 100 + 64
+    assert gemm_cost(product(100, 65, 96), node()).compute_cycles == 33 + 9 * 100 + 64
+    assert gemm_cost(product(100, 64, 96, count=2), node()).compute_cycles == 33 + 12 * 100 + 64
 
 
 def test_few_vectors_wait_for_their_weights():
     # Stationary weights load in 32 cycles each; with the one vector stationary instead, each of
     # its 4 pieces meets 128 rows of weights: as long.
-    assert compute_cycles(engine(), 1, 16) == SystolicSpec(32, 32).cycles(1, 16) == 98 + 15 * 32
-    assert gemm_cost(product(1, 128, 128), engine()).compute_cycles == 98 + 15 * 32
+    array = SystolicSpec(32, 32)
+    assert compute_cycles(array, 1, 16) == array.cycles(1, 16) == 98 + 15 * 32
+    assert gemm_cost(product(1, 128, 128), node()).compute_cycles == 98 + 15 * 32
 
 
 def test_short_arrays_wait_for_the_accumulators():
-    spec = engine(2, 2)
-    assert compute_cycles(spec, 3, 10, reduction_tiles=10) == 2 + 1 + 9 * ACCUMULATE_CYCLES + 3 + 4
-    assert compute_cycles(spec, 3, 10, reduction_tiles=1) == 2 + 1 + 9 * 3 + 3 + 4
+    array = SystolicSpec(2, 2)
+    assert compute_cycles(array, 3, 10, reduction_tiles=10) == 2 + 1 + 9 * ACCUMULATE_CYCLES + 3 + 4
+    assert compute_cycles(array, 3, 10, reduction_tiles=1) == 2 + 1 + 9 * 3 + 3 + 4
 
 
 def test_more_vectors_than_accumulators_are_cut_into_blocks():
-    deep = gemm_cost(product(4096, 64, 32), engine(acc_depth=4096))
-    shallow = gemm_cost(product(4096, 64, 32), engine(acc_depth=512))
+    deep = gemm_cost(product(4096, 64, 32), node(acc_depth=4096))
+    shallow = gemm_cost(product(4096, 64, 32), node(acc_depth=512))
     assert deep.compute_cycles == shallow.compute_cycles == 33 + 2 * 4096 + 64
 
 
 def test_the_shorter_orientation_is_taken():
     # 33 columns: two tiles of 1024 vectors, or 32 tiles of 64 (33 in whole squares) the other way.
-    wide = gemm_cost(product(1024, 32, 33), engine())
+    wide = gemm_cost(product(1024, 32, 33), node())
     assert (wide.swapped, wide.compute_cycles) == (False, 33 + 2 * 1024 + 64)
-    tall = gemm_cost(product(33, 32, 1024), engine())
+    tall = gemm_cost(product(33, 32, 1024), node())
     assert (tall.swapped, tall.compute_cycles) == (False, 33 + 32 * 33 + 64)
     # With squares of 8, 33 become 40, which 32 tiles meet.
-    low = gemm_cost(product(1024, 8, 33), engine(8, 32))
+    low = gemm_cost(product(1024, 8, 33), node(8, 32))
     assert (low.swapped, low.compute_cycles) == (True, 33 + 32 * 40 + 40)
 
 
 def test_transposed_operands_come_in_whole_squares():
-    plain = gemm_cost(product(40, 32, 32), engine())
-    turned = gemm_cost(product(40, 32, 32, transposed=True), engine())
+    plain = gemm_cost(product(40, 32, 32), node())
+    turned = gemm_cost(product(40, 32, 32, transposed=True), node())
     assert (plain.compute_cycles, turned.compute_cycles) == (97 + 40, 97 + 64)
 
 
 def test_steps_wait_for_each_other_and_keep_their_weights():
     one = product(32, 64, 64)
-    spec = engine(bytes_per_cycle=64.0, memory_latency_cycles=0)
+    spec = node(bytes_per_cycle=64.0, latency_cycles=0)
     ten = gemm_cost(product(32, 64, 64, steps=10), spec)
     assert ten.compute_cycles == 10 * gemm_cost(one, spec).compute_cycles
     assert ten.memory_bytes == 10 * (one.left_bytes + one.out_bytes) + one.right_bytes
     large = gemm_cost(
-        product(32, 1024, 1024, steps=10), engine(scratchpad_bytes=1 << 18, bytes_per_cycle=64.0)
+        product(32, 1024, 1024, steps=10), node(scratchpad_bytes=1 << 18, bytes_per_cycle=64.0)
     )
     assert large.memory_bytes >= 10 * product(32, 1024, 1024).right_bytes
+
+
+def test_engines_share_a_node():
+    """Two engines have half of scratchpad and memory each; as one, the columns of both."""
+    one, half = product(256, 256, 256), node(bytes_per_cycle=8.0, scratchpad_bytes=1 << 19)
+    both = node(bytes_per_cycle=16.0, num_engines=2)
+    assert gemm_cost(one, both) == gemm_cost(one, half)
+    wide = node(cols=64, bytes_per_cycle=16.0)
+    assert gemm_cost(one, both, as_one=True) == gemm_cost(one, wide)
+    assert (half.transfer_cycles(100), both.transfer_cycles(100)) == (13, 13)
+    assert (both.transfer_cycles(100, as_one=True), node().transfer_cycles(100)) == (7, 0)
 
 
 # Memory
@@ -128,7 +144,7 @@ def test_steps_wait_for_each_other_and_keep_their_weights():
 
 def test_each_operand_crosses_the_memory_once_if_the_scratchpad_holds_them():
     one = product(512, 512, 512)
-    cost = gemm_cost(one, engine(scratchpad_bytes=2 << 20, bytes_per_cycle=64.0))
+    cost = gemm_cost(one, node(scratchpad_bytes=2 << 20, bytes_per_cycle=64.0))
     assert cost.memory_bytes == one.left_bytes + one.right_bytes + one.out_bytes
     assert cost.memory_cycles == math.ceil(cost.memory_bytes / 64)
 
@@ -136,7 +152,7 @@ def test_each_operand_crosses_the_memory_once_if_the_scratchpad_holds_them():
 def test_a_small_scratchpad_costs_traffic_but_no_time_while_memory_keeps_up():
     one = product(2048, 2048, 2048)
     costs = [
-        gemm_cost(one, engine(scratchpad_bytes=size, bytes_per_cycle=64.0))
+        gemm_cost(one, node(scratchpad_bytes=size, bytes_per_cycle=64.0))
         for size in (1 << 25, 1 << 20, 1 << 17)
     ]
     traffic = [cost.memory_bytes for cost in costs]
@@ -146,16 +162,16 @@ def test_a_small_scratchpad_costs_traffic_but_no_time_while_memory_keeps_up():
 
 
 def test_what_does_not_fit_crosses_the_memory_again():
-    # 178 of 65,536 vectors of 512 bytes fit twice beside two columns of tiles of 8,448 bytes.
-    # Nine columns beside 32 vectors would need four passes over the vectors, which is more.
+    # 111 of 65,536 vectors of 512 bytes fit twice beside two columns of tiles of 8,448 bytes.
+    # Five columns beside 32 vectors would need seven passes over the vectors, which is more.
     one = product(65536, 256, 1024)
-    cost = gemm_cost(one, engine(scratchpad_bytes=200_000, bytes_per_cycle=64.0))
+    cost = gemm_cost(one, node(scratchpad_bytes=1 << 17, bytes_per_cycle=64.0))
     assert cost.dataflow == "streamed"
-    assert cost.memory_bytes == one.left_bytes + 369 * one.right_bytes + one.out_bytes
+    assert cost.memory_bytes == one.left_bytes + 591 * one.right_bytes + one.out_bytes
 
 
 def test_first_load_and_last_store_are_exposed():
-    cost = gemm_cost(product(32, 32, 32), engine(bytes_per_cycle=8.0, memory_latency_cycles=0))
+    cost = gemm_cost(product(32, 32, 32), node(bytes_per_cycle=8.0, latency_cycles=0))
     first = (32 * 64 + 1056) // 8 - 32  # all operands, but for what streams while it arrives
     last = 2048 // 8 - 32
     assert cost.memory_cycles == (2048 + 1056 + 2048) // 8 < 97 + 32 + first + last
@@ -164,43 +180,43 @@ def test_first_load_and_last_store_are_exposed():
 
 def test_memory_bound_and_compute_bound():
     one = product(256, 256, 256)
-    slow = gemm_cost(one, engine(bytes_per_cycle=0.5, memory_latency_cycles=7))
+    slow = gemm_cost(one, node(bytes_per_cycle=0.5, latency_cycles=7))
     assert slow.cycles == slow.memory_cycles + FIXED + 7
     assert slow.memory_bytes == one.left_bytes + one.right_bytes + one.out_bytes
-    fast = gemm_cost(one, engine(bytes_per_cycle=1e6, memory_latency_cycles=7))
+    fast = gemm_cost(one, node(bytes_per_cycle=1e6, latency_cycles=7))
     assert fast.cycles == fast.compute_cycles + FIXED + 7
 
 
 def test_accumulated_results_are_read_as_well():
     one = product(64, 64, 64)
-    spec = engine(bytes_per_cycle=64.0)
+    spec = node(bytes_per_cycle=64.0)
     more = gemm_cost(product(64, 64, 64, accumulates=True), spec).memory_bytes
     assert more - gemm_cost(one, spec).memory_bytes == one.out_bytes
 
 
 SIZES = st.integers(1, 700)
-ENGINES = st.builds(
-    engine,
+NODES = st.builds(
+    node,
     st.sampled_from([4, 8, 16, 32]),
-    st.integers(1, 70),
+    st.integers(1, 32) | st.sampled_from([64, 96]),
     st.sampled_from([1 << 15, 1 << 17, 1 << 20]),
     st.sampled_from([0.0, 0.7, 8.0, 64.0]),
     acc_depth=st.sampled_from([32, 256, 1024]),
 )
 
 
-@given(SIZES, SIZES, SIZES, st.integers(1, 3), ENGINES)
+@given(SIZES, SIZES, SIZES, st.integers(1, 3), NODES)
 def test_never_faster_than_the_cells_or_the_memory(m, k, n, count, spec):
     one = product(m, k, n, count=count)
     cost = gemm_cost(one, spec)
-    assert cost.compute_cycles > one.macs / (spec.rows * spec.cols)
+    assert cost.compute_cycles > one.macs / spec.core.cells
     assert cost.cycles >= max(cost.compute_cycles, cost.memory_cycles) + FIXED
     least = (one.left_bytes + one.right_bytes + one.out_bytes) * count
     assert cost.memory_bytes >= least
     assert cost.exposed_cycles == cost.cycles - cost.compute_cycles
 
 
-@given(SIZES, SIZES, SIZES, ENGINES, st.data())
+@given(SIZES, SIZES, SIZES, NODES, st.data())
 def test_more_work_never_takes_less(m, k, n, spec, data):
     larger = [size + data.draw(st.integers(0, 100)) for size in (m, k, n)]
     small, large = gemm_cost(product(m, k, n), spec), gemm_cost(product(*larger), spec)
@@ -210,15 +226,15 @@ def test_more_work_never_takes_less(m, k, n, spec, data):
     assert large.cycles >= busy[0]
 
 
-@given(SIZES, SIZES, SIZES, ENGINES)
+@given(SIZES, SIZES, SIZES, NODES)
 def test_a_larger_array_is_never_slower_with_enough_vectors(m, k, n, spec):
-    wide = engine(spec.rows, 2 * spec.cols, acc_depth=spec.acc_depth)
-    narrow = engine(spec.rows, spec.cols, acc_depth=spec.acc_depth)
+    rows, cols, acc_depth = spec.core.rows, spec.core.cols, spec.core.acc_depth
     # Tiles of fewer vectors than columns wait for weights, the more columns the longer.
-    assume(min(m, n) >= wide.cols and wide.acc_depth >= 2 * wide.cols)
+    assume((cols <= 16 or not cols % 32) and min(m, n) >= 2 * cols and acc_depth >= 4 * cols)
+    wide, narrow = (node(rows, width, acc_depth=acc_depth) for width in (2 * cols, cols))
     one = product(m, k, n)
     gained = gemm_cost(one, narrow).compute_cycles - gemm_cost(one, wide).compute_cycles
-    assert gained >= -2 * spec.cols  # more columns to load, and the way through them
+    assert gained >= -2 * cols  # more columns to load, and the way through them
 
 
 @pytest.mark.parametrize(
@@ -227,11 +243,14 @@ def test_a_larger_array_is_never_slower_with_enough_vectors(m, k, n, spec):
         (lambda: Axis(0), "axis channels must be at least 1, not 0"),
         (lambda: Axis(3, 9, 2), "axis run must divide 9 taps, not 2"),
         (lambda: product(1, 1, 1, count=0), "product count must be at least 1, not 0"),
-        (lambda: engine(acc_depth=8), "engine acc_depth must be at least its 32 rows, not 8"),
         (
-            lambda: engine(scratchpad_bytes=1000),
+            lambda: gemm_cost(product(1, 1, 1), node(acc_depth=16)),
+            "engine acc_depth must be at least its 32 rows, not 16",
+        ),
+        (
+            lambda: gemm_cost(product(1, 1, 1), node(scratchpad_bytes=1024)),
             "engine scratchpad must be at least 16384 bytes (two tiles of FP32 operands for 32x32 "
-            "cells), not 1000",
+            "cells), not 1024",
         ),
     ],
 )

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fpgapipe.boards.library import board_names, load_board
-from fpgapipe.hw.hls_models.cycles.gemm import EngineSpec, gemm_cost
+from fpgapipe.hw.hls_models.cycles.gemm import gemm_cost
 from fpgapipe.hw.hls_models.numerics.element_format import FP32, MXINT8
 from fpgapipe.hw.hls_models.resources.core_resources import COEFFICIENTS, core_resources
 from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec, ScratchpadSpec, VectorSpec
@@ -143,7 +143,7 @@ def test_weight_gradient_reduces_over_positions():
     graph, layer = conv_layer(56, 64, square_conv(64, 3, padding=1))
     (only,) = products(graph, layer, Formats())[Pass.WEIGHT_GRADIENT]
     assert only.macs == layer.macs
-    cost = gemm_cost(only, EngineSpec(32, 32, 1 << 20, 0.0))
+    cost = gemm_cost(only, NodeSpec(CoreSpec(32, 32), 1e8))
     assert cost.compute_cycles == 33 + (3136 // 32) * 2 * 576 + 64
 
 

@@ -7,12 +7,12 @@ docs/cost-model.md explains the formulas.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from typing import NamedTuple
 
 from fpgapipe.hw.hls_models.spec.node import NodeSpec
-from fpgapipe.hw.hls_models.spec.systolic import Form, SystolicSpec
+from fpgapipe.hw.hls_models.spec.systolic import SystolicSpec
 
 ACCUMULATE_CYCLES = 8
 """Latency of converting a column's sum to FP32 and adding it to its accumulator.
@@ -126,97 +126,56 @@ class ProductSpec:
         return self.m.size * self.k.size * self.n.size * self.count * self.steps
 
 
+def least_scratchpad_bytes(rows: int, cols: int) -> int:
+    """Bytes of two tiles of each operand, with elements of up to four bytes."""
+    return 2 * 4 * rows * (rows + cols)
+
+
 @dataclass(frozen=True)
-class EngineSpec:
-    """A GEMM engine and its share of scratchpad and memory.
+class _Engine:
+    """One of a node's engines with its equal share of scratchpad and memory.
 
-    Parameters
-    ----------
-    rows, cols : int
-        Cells of the array along the reduction axis and across it.
-    scratchpad_bytes : int
-        Size of the on-chip memory for operands.
-    memory_bytes_per_cycle : float
-        Memory bandwidth, reads and writes together; 0 without a memory, and transfers then cost
-        nothing.
-    memory_latency_cycles : int
-        Cycles from a read request to its first data.
-    acc_depth : int
-        FP32 accumulators below each column.
-    vector_cycles : int
-        Cycles in which an operand's reader makes a vector of BF16.
-    form : Form
-        How the cells of the array are made.
-
-    Raises
-    ------
-    ValueError
-        If a number is out of range, or the scratchpad does not hold two tiles of each operand.
+    If `as_one`, an engine with the columns of all, which has scratchpad and memory to itself.
     """
 
-    rows: int
-    cols: int
-    scratchpad_bytes: int
-    memory_bytes_per_cycle: float
-    memory_latency_cycles: int = 100
-    acc_depth: int = 1024
-    vector_cycles: int = 1
-    form: Form = Form.PLAIN
+    node: NodeSpec
+    as_one: bool
 
     def __post_init__(self) -> None:
-        for name, low in (("rows", 1), ("cols", 1), ("memory_latency_cycles", 0)):
-            if getattr(self, name) < low:
-                raise ValueError(f"engine {name} must be at least {low}, not {getattr(self, name)}")
         if self.acc_depth < self.rows:
             raise ValueError(
                 f"engine acc_depth must be at least its {self.rows} rows, not {self.acc_depth}"
             )
-        if not 0 <= self.memory_bytes_per_cycle < float("inf"):
+        least = least_scratchpad_bytes(self.rows, self.cols)
+        if self.scratchpad_bytes < least:
             raise ValueError(
-                "engine memory_bytes_per_cycle must be at least 0 and finite, not "
-                f"{self.memory_bytes_per_cycle}"
+                f"engine scratchpad must be at least {least} bytes (two tiles of FP32 operands for "
+                f"{self.rows}x{self.cols} cells), not {self.scratchpad_bytes}"
             )
-        if self.scratchpad_bytes < self.least_scratchpad_bytes(self.rows, self.cols):
-            raise ValueError(
-                f"engine scratchpad must be at least "
-                f"{self.least_scratchpad_bytes(self.rows, self.cols)} bytes (two tiles of FP32 "
-                f"operands for {self.rows}x{self.cols} cells), not {self.scratchpad_bytes}"
-            )
-
-    @classmethod
-    def of(cls, node: NodeSpec, *, as_one: bool = False) -> EngineSpec:
-        """One of a node's engines with its equal share of scratchpad and memory.
-
-        If `as_one`, an engine with the columns of all, which has scratchpad and memory to itself.
-        """
-        core = node.core
-        share = 1 if as_one else core.num_engines
-        return cls(
-            core.rows,
-            core.cols * core.num_engines // share,
-            core.scratchpad.size_bytes // share,
-            node.memory_bytes_per_cycle / share,
-            node.memory_latency_cycles,
-            core.acc_depth,
-            core.scratchpad.parts,
-            core.form,
-        )
 
     @cached_property
     def array(self) -> SystolicSpec:
-        """The array of the engine."""
-        return SystolicSpec(self.rows, self.cols, form=self.form)
+        core = self.node.core
+        return replace(core.array, cols=core.cols * core.num_engines) if self.as_one else core.array
 
-    @staticmethod
-    def least_scratchpad_bytes(rows: int, cols: int) -> int:
-        """Bytes of two tiles of each operand, with elements of up to four bytes."""
-        return 2 * 4 * rows * (rows + cols)
+    @cached_property
+    def rows(self) -> int:
+        return self.array.rows
+
+    @cached_property
+    def cols(self) -> int:
+        return self.array.cols
+
+    @cached_property
+    def scratchpad_bytes(self) -> int:
+        return self.node.core.scratchpad.size_bytes // self.node.shares(as_one=self.as_one)
+
+    @cached_property
+    def acc_depth(self) -> int:
+        return self.node.core.acc_depth
 
     def transfer_cycles(self, size_bytes: float) -> int:
-        """Cycles for which a transfer keeps the memory busy, without its latency."""
-        if not self.memory_bytes_per_cycle:
-            return 0
-        return -int(-size_bytes // self.memory_bytes_per_cycle)
+        return self.node.transfer_cycles(size_bytes, as_one=self.as_one)
 
 
 class GemmCost(NamedTuple):
@@ -274,12 +233,27 @@ class _Blocking(NamedTuple):
 
 
 @lru_cache(maxsize=1 << 16)
-def gemm_cost(product: ProductSpec, engine: EngineSpec) -> GemmCost:
+def gemm_cost(product: ProductSpec, node: NodeSpec, *, as_one: bool = False) -> GemmCost:
     """Cost of a product with the best choice of stationary operand and of tiling.
 
     The best choice has the fewest cycles of array or memory, whichever is busy longer; then the
     fewest bytes; then the fewest cycles in all.
+
+    Parameters
+    ----------
+    product : ProductSpec
+    node : NodeSpec
+        The node, one of whose engines has its equal share of scratchpad and memory.
+    as_one : bool
+        Whether it is an engine with the columns of all, which has scratchpad and memory to itself.
+
+    Raises
+    ------
+    ValueError
+        If the scratchpad does not hold two tiles of each operand, or there are fewer accumulators
+        than rows.
     """
+    engine = _Engine(node, as_one)
 
     def rank(cost: GemmCost) -> tuple[int, int, int]:
         return max(cost.compute_cycles, cost.memory_cycles), cost.memory_bytes, cost.cycles
@@ -287,14 +261,14 @@ def gemm_cost(product: ProductSpec, engine: EngineSpec) -> GemmCost:
     return min(_choices(product, engine), key=rank)
 
 
-def _choices(product: ProductSpec, engine: EngineSpec) -> Iterator[GemmCost]:
+def _choices(product: ProductSpec, engine: _Engine) -> Iterator[GemmCost]:
     for swapped in (False, True):
         side = _side(product, engine, swapped)
         for blocking in _blockings(side, engine):
             yield _cost(product, engine, side, blocking, swapped)
 
 
-def _side(product: ProductSpec, engine: EngineSpec, swapped: bool) -> _Side:
+def _side(product: ProductSpec, engine: _Engine, swapped: bool) -> _Side:
     stream, across = (product.n, product.m) if swapped else (product.m, product.n)
     left, right = product.left_bytes, product.right_bytes
     # The transposer works on squares of rows x rows and takes `rows` cycles for a square, however
@@ -310,7 +284,7 @@ def _side(product: ProductSpec, engine: EngineSpec, swapped: bool) -> _Side:
     )
 
 
-def _blockings(side: _Side, engine: EngineSpec) -> Iterator[_Blocking]:
+def _blockings(side: _Side, engine: _Engine) -> Iterator[_Blocking]:
     """Iterate over the tilings of a product that fit the scratchpad.
 
     The pieces have the whole reduction: a streamed vector has `vector` bytes, a column of tiles
@@ -345,14 +319,12 @@ def _held(number: int, size_bytes: float, room_bytes: float) -> int:
     return max(int(room_bytes / (2 * size_bytes)), 0)
 
 
-def _sum_blockings(
-    side: _Side, engine: EngineSpec, vector: float, tile: float
-) -> Iterator[_Blocking]:
+def _sum_blockings(side: _Side, engine: _Engine, vector: float, tile: float) -> Iterator[_Blocking]:
     """Iterate over tilings in which a block of sums stays in the accumulators.
 
     Only a slice of the reduction, one tile long, is on chip at a time, while the next slice loads.
     Blocks of fewer vectors than the array has columns would wait for weights. One column of tiles
-    with `rows` vectors always fits, because `EngineSpec` checks it.
+    with `rows` vectors always fits, because `_Engine` checks it.
     """
     room = engine.scratchpad_bytes / 2 * side.reduction_tiles
     columns = 1
@@ -373,10 +345,13 @@ def _sum_blockings(
 
 
 def _cost(
-    product: ProductSpec, engine: EngineSpec, side: _Side, blocking: _Blocking, swapped: bool
+    product: ProductSpec, engine: _Engine, side: _Side, blocking: _Blocking, swapped: bool
 ) -> GemmCost:
     tiles = side.reduction_tiles * side.across_tiles * product.count
-    compute = compute_cycles(engine, side.stream, tiles, blocking.num_blocks, side.reduction_tiles)
+    parts = engine.node.core.scratchpad.parts
+    compute = compute_cycles(
+        engine.array, side.stream, tiles, blocking.num_blocks, side.reduction_tiles, parts
+    )
     out_bytes = product.out_bytes * (2 if product.accumulates else 1)
     step_bytes = (blocking.traffic_bytes + out_bytes) * product.count
     once_bytes = 0
@@ -392,8 +367,8 @@ def _cost(
     first = _first_load(engine, side, blocking)
     last = _last_store(product, engine, side)
     fixed = START_CYCLES + ACCUMULATE_CYCLES + DRAIN_CYCLES
-    if engine.memory_bytes_per_cycle:
-        fixed += engine.memory_latency_cycles
+    if engine.node.memory_bytes_per_cycle:
+        fixed += engine.node.memory_latency_cycles
     # A step ends when its sums are complete, because the next step reads them.
     steps = product.steps * compute + (product.steps - 1) * (ACCUMULATE_CYCLES + DRAIN_CYCLES)
     cycles = max(steps + first + last, memory) + fixed
@@ -409,26 +384,31 @@ def _cost(
 
 
 def compute_cycles(
-    engine: EngineSpec, stream: int, num_tiles: int, num_blocks: int = 1, reduction_tiles: int = 1
+    array: SystolicSpec,
+    stream: int,
+    num_tiles: int,
+    num_blocks: int = 1,
+    reduction_tiles: int = 1,
+    vector_cycles: int = 1,
 ) -> int:
     """Cycles of the array for `num_tiles` tiles past which `stream` vectors go in equal blocks.
 
     With one block, and if the accumulators keep up, this is `SystolicSpec.cycles`. A block takes at
     least ``cols`` cycles, in which the next weights load. If tiles are added up, it also takes at
-    least the latency of the FP32 accumulation. Where the readers make a vector in several cycles,
-    vectors and weights take that many times as long.
+    least the latency of the FP32 accumulation. Where the readers make a vector in several
+    (`vector_cycles`) cycles, vectors and weights take that many times as long.
     """
-    stream *= engine.vector_cycles
-    weights = engine.cols * engine.vector_cycles
+    stream *= vector_cycles
+    weights = array.cols * vector_cycles
     shortest = weights if reduction_tiles == 1 else max(weights, ACCUMULATE_CYCLES)
     last = stream // num_blocks
     # Blocks differ by at most one vector, so either all are at least `shortest` long or none is
     # longer.
     all_tiles = num_tiles * max(stream, num_blocks * shortest)
-    return engine.array.cycles(last) + all_tiles - max(last, shortest)
+    return array.cycles(last) + all_tiles - max(last, shortest)
 
 
-def _first_load(engine: EngineSpec, side: _Side, blocking: _Blocking) -> int:
+def _first_load(engine: _Engine, side: _Side, blocking: _Blocking) -> int:
     """Cycles by which the first vectors and tiles arrive later than the array could take them.
 
     The array starts with the first tile and the first vector. It needs the rest of the first block,
@@ -440,7 +420,7 @@ def _first_load(engine: EngineSpec, side: _Side, blocking: _Blocking) -> int:
     return max(tile_late, block_late, 0)
 
 
-def _last_store(product: ProductSpec, engine: EngineSpec, side: _Side) -> int:
+def _last_store(product: ProductSpec, engine: _Engine, side: _Side) -> int:
     """Cycles of writing after the last sums, if sums come faster than the memory takes them.
 
     A column of tiles gives its results in its last pass, one vector per cycle.

@@ -39,3 +39,16 @@ class NodeSpec:
                 "memory_bytes_per_cycle of a core must be at least 0 and finite, not "
                 f"{self.memory_bytes_per_cycle!r}"
             )
+
+    def shares(self, *, as_one: bool = False) -> int:
+        """Engines that share scratchpad and memory alike: one if all are taken as one."""
+        return 1 if as_one else self.core.num_engines
+
+    def transfer_cycles(self, size_bytes: float, *, as_one: bool = False) -> int:
+        """Cycles for which a transfer of an engine keeps its share of the memory busy.
+
+        The memory's latency is left out; without a memory, transfers cost nothing.
+        """
+        if not self.memory_bytes_per_cycle:
+            return 0
+        return -int(-size_bytes // (self.memory_bytes_per_cycle / self.shares(as_one=as_one)))
