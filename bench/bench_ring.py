@@ -36,6 +36,7 @@ from fpgapipe.network.graph import Graph
 from fpgapipe.network.zoo.layers import Network
 from fpgapipe.partition.pricing.plan_cores import core_specs, memory_specs
 from fpgapipe.partition.strategies.plan_ring import hop_cycles, plan_ring, ring_cost
+from fpgapipe.sim_tb.cluster.core_nodes import CoreCluster
 
 DEVICES, CLASSES = 4, 10
 
@@ -76,7 +77,7 @@ def streamed(build: RingBuild, shard_bytes: int, *, simulate: bool) -> dict[str,
         image = rng.integers(0, 256, page(entry + code.size), np.uint8)
         image[entry : entry + code.size] = code
         images.append(image)
-    devices = SimulatedDevices(
+    cluster = CoreCluster(
         core_specs(build.plan.spread),
         [image.size for image in images],
         memory_specs(build.plan.spread),
@@ -84,6 +85,7 @@ def streamed(build: RingBuild, shard_bytes: int, *, simulate: bool) -> dict[str,
         wire_specs(build.plan.spread, build.cluster),
         threads=2,
     )
+    devices = SimulatedDevices(cluster)
     try:
         devices.load(images)
         devices.links_up()

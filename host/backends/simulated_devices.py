@@ -9,22 +9,17 @@ from fpgapipe.host.backends.snapshot import PAGE_BYTES, Pages, RunStopped, Snaps
 from fpgapipe.host.driver.core_driver import CoreDriver
 from fpgapipe.host.driver.devices import Devices
 from fpgapipe.host.transports.shared_cluster import SharedCluster
-from fpgapipe.host.transports.simulated import LIMITS, SimulatedTransport, simulated_cluster
+from fpgapipe.host.transports.simulated import LIMITS, SimulatedTransport
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable
 
     import numpy as np
     from numpy.typing import NDArray
 
-    from fpgapipe.hw.hls_models.cycles.core_cycles import MemorySpec
-    from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec
     from fpgapipe.sim_tb.cluster.cluster import Cluster
-    from fpgapipe.sim_tb.native.phy import WireSpec
+    from fpgapipe.sim_tb.cluster.core_nodes import CoreCluster
     from fpgapipe.sim_tb.native.waves import WaveWindow
-    from fpgapipe.sim_tb.substitutes.simulation import Simulation
-
-    End = tuple[int, int]
 
 
 class SimulatedDevices(Devices):
@@ -35,20 +30,7 @@ class SimulatedDevices(Devices):
 
     Parameters
     ----------
-    cores : sequence of CoreSpec
-        Core of each device.
-    memory_bytes : sequence of int
-        Size of each device's memory.
-    memories : sequence of MemorySpec
-        Speed of each device's memory.
-    wiring : sequence of pairs of (device, link)
-        Pairs of link ends that are connected.
-    wires : sequence of WireSpec
-        Cable of each pair.
-    threads : int, optional
-        Number of threads, as for `Cluster`.
-    simulation : Simulation, optional
-        Whether blocks are simulated in C++, as for `chosen_simulation`.
+    described : CoreCluster
     waves : WaveWindow, optional
         Waves to record in the first run.
     comm : mpi4py.MPI.Comm, optional
@@ -64,36 +46,24 @@ class SimulatedDevices(Devices):
     """
 
     def __init__(
-        self,
-        cores: Sequence[CoreSpec],
-        memory_bytes: Sequence[int],
-        memories: Sequence[MemorySpec],
-        wiring: Sequence[tuple[End, End]],
-        wires: Sequence[WireSpec],
-        *,
-        threads: int | None = None,
-        simulation: Simulation | None = None,
-        waves: WaveWindow | None = None,
-        comm: Any = None,
+        self, described: CoreCluster, *, waves: WaveWindow | None = None, comm: Any = None
     ) -> None:
-        what = (cores, memory_bytes, memories, wiring, wires)
         self.cluster: Cluster | SharedCluster
         self.local: Cluster | None = None
         self._designs: tuple[str, ...] = ()
         if comm is None:
-            self.local, self._designs = simulated_cluster(
-                *what, threads=threads, simulation=simulation, waves=waves
-            )
+            self.local, self._designs = described.made(waves)
             self.cluster = self.local
         else:
             if waves:
                 raise UserError("waves are recorded by one process; leave mpirun out")
-            self.cluster = SharedCluster(comm, *what, threads, simulation)
+            self.cluster = SharedCluster(comm, described)
+        each = zip(described.cores, described.memory_bytes, strict=True)
         drivers = [
             CoreDriver(f"device {number}", core, SimulatedTransport(self.cluster, number, size))
-            for number, (core, size) in enumerate(zip(cores, memory_bytes, strict=True))
+            for number, (core, size) in enumerate(each)
         ]
-        super().__init__(drivers, wiring)
+        super().__init__(drivers, described.wiring)
         self._waves = waves
         self._begin: int | None = None
         self.runs = 0

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from fpgapipe.host.backends.devices import DriverBackend
 from fpgapipe.host.backends.simulated_devices import SimulatedDevices
 from fpgapipe.hw.hls_models.cycles.core_cycles import MemorySpec
+from fpgapipe.sim_tb.cluster.core_nodes import CoreCluster
 from fpgapipe.sim_tb.native.core_device import device_blocks
 
 if TYPE_CHECKING:
@@ -61,14 +62,10 @@ class SimulatorBackend(DriverBackend):
         cores = [part.core for part in pipeline.parts]
         speeds = [memory] * len(cores) if isinstance(memory, MemorySpec) else list(memory)
         sizes = [part.memory_bytes for part in pipeline.parts]
-        devices = SimulatedDevices(
-            *(cores, sizes, speeds, pipeline.wiring, wires),
-            threads=threads,
-            simulation=simulation,
-            waves=waves,
-            comm=comm,
+        cluster = CoreCluster(
+            cores, sizes, speeds, pipeline.wiring, wires, threads=threads, simulation=simulation
         )
-        super().__init__(pipeline, parameters, devices)
+        super().__init__(pipeline, parameters, SimulatedDevices(cluster, waves=waves, comm=comm))
         self.simulation = str(device_blocks(cores[0], simulation))
         self._pending: Snapshot | None = None
 

@@ -122,12 +122,13 @@ class SimulatorDevices(RingDevices):
         threads: int | None = None,
     ) -> None:
         from fpgapipe.host.backends.simulated_devices import SimulatedDevices
+        from fpgapipe.sim_tb.cluster.core_nodes import CoreCluster
 
         cores = [ring.core] * ring.num_devices
         images = ring.images(parameters)
-        self._devices = SimulatedDevices(
-            cores, [each.size for each in images], memories, ring.wiring, wires, threads=threads
-        )
+        sizes = [each.size for each in images]
+        cluster = CoreCluster(cores, sizes, memories, ring.wiring, wires, threads=threads)
+        self._devices = SimulatedDevices(cluster)
         self._devices.load(images)
         self._devices.links_up()
         # A memory of a device is read and written by slices, as an array is.

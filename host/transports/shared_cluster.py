@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 from fpgapipe.errors import UserError
 from fpgapipe.host.terminal.interrupts import kept
 from fpgapipe.sim_tb.cluster.cluster_nodes import LEAST_WINDOW_CYCLES, islands
-from fpgapipe.sim_tb.cluster.core_nodes import cables, core_node
 from fpgapipe.sim_tb.cluster.rank_messages import Ranks, tell
 from fpgapipe.sim_tb.cluster.ranks import RankedCluster
 
@@ -21,46 +20,31 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from fpgapipe.hw.hls_models.cycles.core_cycles import MemorySpec
-    from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec
     from fpgapipe.sim_tb.cluster.cluster_library import Reason
-    from fpgapipe.sim_tb.native.phy import WireSpec
-    from fpgapipe.sim_tb.substitutes.simulation import Simulation
-
-    End = tuple[int, int]
+    from fpgapipe.sim_tb.cluster.core_nodes import CoreCluster
 
 logger = logging.getLogger(__name__)
 
 
-def ranked_cluster(
-    comm: Any,
-    cores: Sequence[CoreSpec],
-    memory_bytes: Sequence[int],
-    memories: Sequence[MemorySpec],
-    wiring: Sequence[tuple[End, End]],
-    wires: Sequence[WireSpec],
-    threads: int | None = None,
-    simulation: Simulation | None = None,
-) -> RankedCluster:
+def ranked_cluster(comm: Any, cluster: CoreCluster) -> RankedCluster:
     """Make this rank's devices of a cluster; all ranks call this together.
 
     Parameters
     ----------
     comm : mpi4py.MPI.Comm
-    cores, memory_bytes, memories, wiring, wires, threads, simulation
-        As for `simulated_cluster`; the threads are those of each rank.
+    cluster : CoreCluster
 
     Raises
     ------
     UserError
         On all ranks, if one cannot make its devices.
     """
-    owners = owners_of(comm.size, len(cores), wiring, wires)
+    owners = owners_of(comm.size, cluster)
     nodes, fault = {}, ""
     try:
-        for number, each in enumerate(zip(cores, memory_bytes, memories, strict=True)):
-            if owners[number] == comm.rank:
-                _, nodes[number] = core_node(number, *each, simulation)
+        for number, owner in enumerate(owners):
+            if owner == comm.rank:
+                _, nodes[number] = cluster.node(number)
     except UserError as error:
         fault = f"process {comm.rank} on {platform.node()}: {error}"
     ranks = Ranks(comm)
@@ -69,18 +53,14 @@ def ranked_cluster(
     places = ranks.allgather((platform.node(), os.getpid()))
     if not comm.rank:
         _tell_owners(owners, places)
+    threads = cluster.threads
     if threads is None:
         beside = [host for host, _ in places].count(platform.node())
         threads = max(1, len(os.sched_getaffinity(0)) // beside)
-    return RankedCluster(ranks, owners, nodes, cables(wiring, wires), threads=threads)
+    return RankedCluster(ranks, owners, nodes, cluster.connections, threads=threads)
 
 
-def owners_of(
-    ranks: int,
-    devices: int,
-    wiring: Sequence[tuple[End, End]],
-    wires: Sequence[WireSpec],
-) -> list[int]:
+def owners_of(ranks: int, cluster: CoreCluster) -> list[int]:
     """Rank that has each device: each rank has a row of islands.
 
     Raises
@@ -88,7 +68,8 @@ def owners_of(
     UserError
         If there are more ranks than islands.
     """
-    found = islands(devices, cables(wiring, wires))
+    devices = len(cluster.cores)
+    found = islands(devices, cluster.connections)
     most = max(found) + 1
     if ranks > most:
         raise UserError(
@@ -117,8 +98,7 @@ class SharedCluster:
     Parameters
     ----------
     comm : mpi4py.MPI.Comm
-    cores, memory_bytes, memories, wiring, wires, threads, simulation
-        As for `ranked_cluster`.
+    cluster : CoreCluster
 
     Raises
     ------
@@ -126,22 +106,11 @@ class SharedCluster:
         If there are more ranks than islands of devices, or a rank cannot make its devices.
     """
 
-    def __init__(
-        self,
-        comm: Any,
-        cores: Sequence[CoreSpec],
-        memory_bytes: Sequence[int],
-        memories: Sequence[MemorySpec],
-        wiring: Sequence[tuple[End, End]],
-        wires: Sequence[WireSpec],
-        threads: int | None = None,
-        simulation: Simulation | None = None,
-    ) -> None:
-        owners_of(comm.size, len(cores), wiring, wires)
+    def __init__(self, comm: Any, cluster: CoreCluster) -> None:
+        owners_of(comm.size, cluster)
         self._comm = comm
-        what = (cores, memory_bytes, memories, wiring, wires, threads, simulation)
-        with self._together("create", *what):
-            self._own = ranked_cluster(comm, *what)
+        with self._together("create", cluster):
+            self._own = ranked_cluster(comm, cluster)
 
     @contextlib.contextmanager
     def _together(self, name: str, *arguments: Any) -> Iterator[list[int]]:

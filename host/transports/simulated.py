@@ -6,9 +6,7 @@ from typing import TYPE_CHECKING
 
 from fpgapipe.host.driver.allocation import Allocation
 from fpgapipe.host.driver.transport import Limits, Transport
-from fpgapipe.sim_tb.cluster.cluster import Cluster
 from fpgapipe.sim_tb.cluster.cluster_library import Reason
-from fpgapipe.sim_tb.cluster.core_nodes import cables, core_node
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -17,13 +15,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from fpgapipe.host.transports.shared_cluster import SharedCluster
-    from fpgapipe.hw.hls_models.cycles.core_cycles import MemorySpec
-    from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec
-    from fpgapipe.sim_tb.native.phy import WireSpec
-    from fpgapipe.sim_tb.native.waves import WaveWindow
-    from fpgapipe.sim_tb.substitutes.simulation import Simulation
-
-    End = tuple[int, int]
+    from fpgapipe.sim_tb.cluster.cluster import Cluster
+    from fpgapipe.sim_tb.cluster.core_nodes import CoreCluster
 
 LIMITS = Limits(link=20_000, stall=200_000, unit="cycles", look_s=0.0)
 """How long a driver waits for simulated devices, in cycles; each look at a link takes some."""
@@ -112,76 +105,20 @@ class SimulatedTransport(Transport):
         return [f"cycle {self._cluster.cycle:,}", *self._cluster.described(self._number)]
 
 
-def simulated_cluster(
-    cores: Sequence[CoreSpec],
-    memory_bytes: Sequence[int],
-    memories: Sequence[MemorySpec],
-    wiring: Sequence[tuple[End, End]],
-    wires: Sequence[WireSpec],
-    *,
-    threads: int | None = None,
-    simulation: Simulation | None = None,
-    waves: WaveWindow | None = None,
-) -> tuple[Cluster, tuple[str, ...]]:
-    """Make a cluster of simulated devices; equal cores share one compiled simulator.
-
-    Parameters
-    ----------
-    cores : sequence of CoreSpec
-        Core of each device.
-    memory_bytes : sequence of int
-        Size of each device's memory, a multiple of 4096.
-    memories : sequence of MemorySpec
-        Speed of each device's memory.
-    wiring : sequence of pairs of (device, link)
-        Pairs of link ends that are connected.
-    wires : sequence of WireSpec
-        Cable of each pair.
-    threads : int, optional
-        Number of threads, as for `Cluster`.
-    simulation : Simulation, optional
-        Whether blocks are simulated in C++, as for `chosen_simulation`.
-    waves : WaveWindow, optional
-        Waves that can be recorded.
-
-    Returns
-    -------
-    Cluster
-    tuple of str
-        Identities of the devices' simulators, as `core_node` returns them.
-    """
-    made = [
-        core_node(
-            *(number, *each, simulation),
-            waves.format if waves and waves.device == number else None,
-        )
-        for number, each in enumerate(zip(cores, memory_bytes, memories, strict=True))
-    ]
-    cluster = Cluster([node for _, node in made], cables(wiring, wires), threads=threads)
-    return cluster, tuple(design for design, _ in made)
-
-
 def simulated_transports(
-    cores: Sequence[CoreSpec],
-    memory_bytes: Sequence[int],
-    memories: Sequence[MemorySpec],
-    wiring: Sequence[tuple[End, End]],
-    wires: Sequence[WireSpec],
-    bases: Sequence[int] | None = None,
+    cluster: CoreCluster, bases: Sequence[int] | None = None
 ) -> list[SimulatedTransport]:
     """Make a cluster of simulated devices; return the ways to them.
 
     Parameters
     ----------
-    cores, memory_bytes, memories, wiring, wires
-        As for `simulated_cluster`.
+    cluster : CoreCluster
     bases : sequence of int, optional
         Address at which each device gives out memory; 0 by default.
     """
-    cluster, _ = simulated_cluster(cores, memory_bytes, memories, wiring, wires)
+    made, _ = cluster.made()
+    sizes = cluster.memory_bytes
     return [
-        SimulatedTransport(cluster, number, size, base)
-        for number, (size, base) in enumerate(
-            zip(memory_bytes, bases or [0] * len(cores), strict=True)
-        )
+        SimulatedTransport(made, number, size, base)
+        for number, (size, base) in enumerate(zip(sizes, bases or [0] * len(sizes), strict=True))
     ]

@@ -28,5 +28,7 @@ def without_boards(build: Build, backend: str) -> list[Transport]:
         models = ModelledCluster(cores, sizes, wiring)
         return [ModelledTransport(models, number) for number in range(len(cores))]
     from fpgapipe.host.transports.simulated import simulated_transports
+    from fpgapipe.sim_tb.cluster.core_nodes import CoreCluster
 
-    return [*simulated_transports(cores, sizes, build.memories, wiring, build.wires)]
+    cluster = CoreCluster(cores, sizes, build.memories, wiring, build.wires)
+    return [*simulated_transports(cluster)]

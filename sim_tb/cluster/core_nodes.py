@@ -1,10 +1,12 @@
-"""Nodes of a cluster that are cores with their memories, and the cables between them."""
+"""A cluster of cores with their memories, and the cables between them."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from fpgapipe.hw.hls_models.model.registers import RegisterMap
+from fpgapipe.sim_tb.cluster.cluster import Cluster
 from fpgapipe.sim_tb.cluster.cluster_nodes import Node, cable
 from fpgapipe.sim_tb.native.core_device import build_device
 from fpgapipe.sim_tb.native.native import NativeDevice
@@ -16,56 +18,70 @@ if TYPE_CHECKING:
     from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec
     from fpgapipe.sim_tb.cluster.cluster_nodes import Connection
     from fpgapipe.sim_tb.native.phy import WireSpec
-    from fpgapipe.sim_tb.native.waves import WaveFormat
+    from fpgapipe.sim_tb.native.waves import WaveWindow
     from fpgapipe.sim_tb.substitutes.simulation import Simulation
 
     End = tuple[int, int]
 
 
-def core_node(
-    number: int,
-    core: CoreSpec,
-    memory_bytes: int,
-    behind: MemorySpec,
-    simulation: Simulation | None = None,
-    waves: WaveFormat | None = None,
-) -> tuple[str, Node]:
-    """Make a simulated device; equal cores share one compiled simulator.
+@dataclass(frozen=True)
+class CoreCluster:
+    """Cores with their memories and cables, and how they are simulated.
 
     Parameters
     ----------
-    number : int
-        Number of the device, for its name.
-    core : CoreSpec
-    memory_bytes : int
-        Size of its memory, a multiple of 4096.
-    behind : MemorySpec
-        Speed of the memory.
+    cores : sequence of CoreSpec
+        Core of each device; equal cores share one compiled simulator.
+    memory_bytes : sequence of int
+        Size of each device's memory, a multiple of 4096.
+    memories : sequence of MemorySpec
+        Speed of each device's memory.
+    wiring : sequence of pairs of (device, link)
+        Pairs of link ends that are connected.
+    wires : sequence of WireSpec
+        Cable of each pair.
+    threads : int, optional
+        Number of threads, as for `Cluster`; of each process, if several share the devices.
     simulation : Simulation, optional
         Whether blocks are simulated in C++, as for `chosen_simulation`.
-    waves : WaveFormat, optional
-        Format of waves that can be recorded.
-
-    Returns
-    -------
-    str
-        Identity of the simulator, which says whether states can go from one to another.
-    Node
     """
-    library, _, _ = build_device(core, simulation, waves)
-    device = NativeDevice(
-        library,
-        memory_bytes=memory_bytes,
-        bytes_per_cycle=behind.bytes_per_cycle,  # type: ignore[arg-type]
-        latency_cycles=behind.latency_cycles,
-    )
-    return library.parent.name, Node(f"device {number}", device, RegisterMap(core))
 
+    cores: Sequence[CoreSpec]
+    memory_bytes: Sequence[int]
+    memories: Sequence[MemorySpec]
+    wiring: Sequence[tuple[End, End]] = ()
+    wires: Sequence[WireSpec] = ()
+    threads: int | None = None
+    simulation: Simulation | None = None
 
-def cables(wiring: Sequence[tuple[End, End]], wires: Sequence[WireSpec]) -> list[Connection]:
-    """Both directions of the cables that join pairs of link ends (device, link)."""
-    return [
-        connection
-        for (one, other), wire in zip(wiring, wires, strict=True)
-        for connection in cable(one, other, wire)
-    ]
+    @property
+    def connections(self) -> list[Connection]:
+        """Both directions of all cables."""
+        return [
+            connection
+            for (one, other), wire in zip(self.wiring, self.wires, strict=True)
+            for connection in cable(one, other, wire)
+        ]
+
+    def node(self, number: int, waves: WaveWindow | None = None) -> tuple[str, Node]:
+        """Make a device, with the waves that can be recorded if they are its own.
+
+        The first result is the identity of its simulator, which says whether states can go from one
+        to another.
+        """
+        core, behind = self.cores[number], self.memories[number]
+        form = waves.format if waves and waves.device == number else None
+        library, _, _ = build_device(core, self.simulation, form)
+        device = NativeDevice(
+            library,
+            memory_bytes=self.memory_bytes[number],
+            bytes_per_cycle=behind.bytes_per_cycle,  # type: ignore[arg-type]
+            latency_cycles=behind.latency_cycles,
+        )
+        return library.parent.name, Node(f"device {number}", device, RegisterMap(core))
+
+    def made(self, waves: WaveWindow | None = None) -> tuple[Cluster, tuple[str, ...]]:
+        """Make all devices in this process; returns also the identities of their simulators."""
+        made = [self.node(number, waves) for number in range(len(self.cores))]
+        cluster = Cluster([node for _, node in made], self.connections, threads=self.threads)
+        return cluster, tuple(design for design, _ in made)

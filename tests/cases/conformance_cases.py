@@ -30,6 +30,7 @@ from fpgapipe.lowering.lower import build_pipeline
 from fpgapipe.lowering.units.step_options import scalar_bits
 from fpgapipe.network.zoo.classic import digits_cnn
 from fpgapipe.partition.schedule.schedule_kinds import make_schedule
+from fpgapipe.sim_tb.cluster.core_nodes import CoreCluster
 from fpgapipe.sim_tb.native.phy import WireSpec
 
 DEVICES = 2
@@ -84,7 +85,8 @@ def simulated(pipeline, bases, rig):
     wire = WireSpec(phy_bytes=16, bytes_per_cycle=Fraction(16), latency_cycles=128)
     cores = [part.core for part in pipeline.parts]
     memories, wires = [MemorySpec()] * DEVICES, [wire] * (DEVICES - 1)
-    ways = simulated_transports(cores, sizes, memories, pipeline.wiring, wires, bases)
+    cluster = CoreCluster(cores, sizes, memories, pipeline.wiring, wires)
+    ways = simulated_transports(cluster, bases)
     rig.stack.callback(ways[0].close)
     rig.others = threading.Lock(), lambda: True
     return ways

@@ -28,6 +28,7 @@ from fpgapipe.hw.hls_models.spec.link import LinkState
 from fpgapipe.lowering.units.step_options import scalar_bits
 from fpgapipe.network.initial_values import initial_parameters
 from fpgapipe.sim_tb.cluster.cluster_library import Reason
+from fpgapipe.sim_tb.cluster.core_nodes import CoreCluster
 from fpgapipe.sim_tb.native.phy import WireSpec
 
 LIMITS = Limits(link=0.2, stall=0.3)
@@ -414,7 +415,8 @@ def test_a_cable_that_is_pulled_while_devices_run(pipeline):
     phy_bytes = cores[0].links[0].phy_bytes
     wire = WireSpec(phy_bytes, 16, 20, drop_rate=0.3, down=((20_000, 1 << 40),))
     wires = [wire] * len(pipeline.wiring)
-    ways = simulated_transports(cores, sizes, [MemorySpec(64, 20)] * 2, pipeline.wiring, wires)
+    cluster = CoreCluster(cores, sizes, [MemorySpec(64, 20)] * 2, pipeline.wiring, wires)
+    ways = simulated_transports(cluster)
     parameters = initial_parameters(pipeline.graph, 0)
     backend = DeviceBackend(pipeline, parameters, ways, ["front", "back"])
     with pytest.raises(DeviceFault) as error:

@@ -4,15 +4,20 @@ import pytest
 
 from fpgapipe.errors import UserError
 from fpgapipe.host.transports.shared_cluster import owners_of
+from fpgapipe.hw.hls_models.cycles.core_cycles import MemorySpec
+from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec
+from fpgapipe.sim_tb.cluster.core_nodes import CoreCluster
 from fpgapipe.sim_tb.native.phy import WireSpec
 
+CORE = CoreSpec(4, 4)
 QUICK, SLOW = (WireSpec(latency_cycles=cycles) for cycles in (3, 64))
 
 
 def chain(*wires):
-    """Devices, pairs of link ends and wires of a chain."""
+    """A chain of devices; which cores they have does not matter."""
     pairs = [((number, 1), (number + 1, 0)) for number in range(len(wires))]
-    return len(wires) + 1, pairs, wires
+    devices = len(wires) + 1
+    return CoreCluster([CORE] * devices, [4096] * devices, [MemorySpec()] * devices, pairs, wires)
 
 
 @pytest.mark.parametrize(
@@ -26,7 +31,7 @@ def chain(*wires):
     ],
 )
 def test_nodes_of_a_board_are_of_one_process(ranks, wires, owners):
-    assert owners_of(ranks, *chain(*wires)) == owners
+    assert owners_of(ranks, chain(*wires)) == owners
 
 
 @pytest.mark.parametrize(
@@ -35,4 +40,4 @@ def test_nodes_of_a_board_are_of_one_process(ranks, wires, owners):
 )
 def test_refuses_more_processes_than_boards(ranks, wires, says):
     with pytest.raises(UserError, match=says):
-        owners_of(ranks, *chain(*wires))
+        owners_of(ranks, chain(*wires))

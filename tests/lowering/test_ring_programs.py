@@ -23,6 +23,7 @@ from fpgapipe.lowering.program.step import build_step
 from fpgapipe.lowering.ring.hop import BUFFER_BYTES, hop_programs
 from fpgapipe.lowering.ring.ring_program import build_ring
 from fpgapipe.network.initial_values import initial_parameters, random_batch
+from fpgapipe.sim_tb.cluster.core_nodes import CoreCluster
 from fpgapipe.sim_tb.native.phy import WireSpec
 
 SIZES = [100_000, 84, 0, 40_004, 8192]
@@ -161,7 +162,7 @@ def test_a_simulated_hop(num_devices, latency):
         images.append(image)
     wire = WireSpec(phy_bytes=16, bytes_per_cycle=Fraction(16), latency_cycles=latency)
     wiring = Placement.chain(num_devices).wires
-    devices = SimulatedDevices(
+    cluster = CoreCluster(
         [CORE] * num_devices,
         [image.size for image in images],
         [MemorySpec()] * num_devices,
@@ -169,6 +170,7 @@ def test_a_simulated_hop(num_devices, latency):
         [wire] * len(wiring),
         threads=2,
     )
+    devices = SimulatedDevices(cluster)
     try:
         devices.load(images)
         devices.links_up()

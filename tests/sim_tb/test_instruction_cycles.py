@@ -16,6 +16,7 @@ from fpgapipe.hw.hls_models.spec.link import LinkEngineSpec
 from fpgapipe.lowering.program.step import build_step
 from fpgapipe.lowering.units.step_options import StepOptions
 from fpgapipe.network.frontends.torch.torch_program import from_torch
+from fpgapipe.sim_tb.cluster.core_nodes import CoreCluster
 
 torch = pytest.importorskip("torch", reason="needs the torch extra")
 
@@ -64,7 +65,7 @@ def test_single_instructions(draw, core):
     load = next(each for each in instructions if each.opcode == Opcode.LOAD)
     entry, size = 1 << 20, 1 << 21
     found = []
-    devices = SimulatedDevices([core], [size], [MemorySpec()], [], [])
+    devices = SimulatedDevices(CoreCluster([core], [size], [MemorySpec()]))
     try:
         memory = devices.drivers[0].reserve(size)
         for each in (load, *different.values()):
