@@ -37,7 +37,7 @@ from run_digest import newest_weights
 from fpgapipe.errors import UserError
 from fpgapipe.host.build.build import open_build
 from fpgapipe.host.cli.main import main as command_line
-from fpgapipe.host.make import build as making
+from fpgapipe.host.make import planning
 from fpgapipe.host.runtime.run_folder import LOG, earlier_runs
 from fpgapipe.host.runtime.run_log import read_log
 
@@ -69,14 +69,14 @@ def commands(folder: Path) -> dict[str, list[str]]:
 
 def remember(words: list[str]) -> None:
     """Make a build, and let later ones take its plan; the Verilog is cached anyway."""
-    search = making.best_pipeline
+    search = planning.best_pipeline
     plans: list[object] = []
 
     def once(*given: object, **more: object) -> object:
         plans.extend([] if plans else [search(*given, **more)])  # type: ignore[arg-type]
         return plans[0]
 
-    making.best_pipeline = once  # type: ignore[assignment]
+    planning.best_pipeline = once  # type: ignore[assignment]
     assert call(*words) == 0
 
 

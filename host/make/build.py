@@ -19,14 +19,12 @@ from fpgapipe.host.build.verilog_ahead import LARGE_MACS, Begun
 from fpgapipe.host.make.networks import Load, frozen_loader, loader, with_integers, with_parameters
 from fpgapipe.host.make.plan_tables import plan_parts
 from fpgapipe.host.make.planning import (
-    PIPELINES,
-    best_pipeline,
+    AUTO,
     check_strategy,
-    fastest_shards,
+    fastest_of,
     form_of,
-    plan_shards,
-    rank,
     spec_of,
+    tried_strategies,
 )
 from fpgapipe.host.package.targets import check_boards
 from fpgapipe.host.runtime.program_check import Verification, verify_programs
@@ -295,12 +293,9 @@ def build(
     if verify and (note := compared(source, batch, micro_batches, train=request.train)):
         on_note(note)
     making = _Making(request, source.name, folder, seed, verify, hardware, progress)
-    shards: Plan | None = None
-    if strategy == "auto":
-        shards = making.faster_shards()
-    elif strategy not in PIPELINES:
-        shards, _, _ = plan_shards(request, source.name, strategy, progress)
-    return making.of(shards) if shards else making.pipeline()
+    names = ["pipeline", *tried_strategies()] if strategy == AUTO else [strategy]
+    found, _, _ = fastest_of(request, source.name, names, progress, smallest=True)
+    return making.of_pipeline(found.pipeline) if found.pipeline else making.of(found.plan)
 
 
 def check_training(options: StepOptions, schedule: str) -> None:
@@ -364,12 +359,10 @@ class _Making:
     hardware: bool
     progress: Progress
 
-    def pipeline(self) -> Built:
-        """Plan a pipeline and make it, with larger scratchpads until every layer fits."""
+    def of_pipeline(self, found: BestPlan) -> Built:
+        """Make a pipeline, with larger scratchpads until every layer fits."""
         with contextlib.ExitStack() as stack:
-            begun = Begun(stack)
-            found = self.planned()
-            plan = found.plan
+            begun, plan = Begun(stack), found.plan
             if self.hardware:
                 is_large = sum(node.macs for node in plan.nodes) >= LARGE_MACS
                 with contextlib.suppress(UserError):  # another plan may have cores that can be made
@@ -377,25 +370,6 @@ class _Making:
             larger = partial(with_larger_scratchpads, cluster=self.request.cluster)
             built = with_room(plan, lambda each: self.of(each, begun), larger)[1]
             return dataclasses.replace(built, compared=found.compared)
-
-    def planned(self) -> BestPlan:
-        """The best plan of a pipeline with the smallest core that is nearly as fast."""
-        return best_pipeline(self.request, self.network, smallest=True, progress=self.progress)
-
-    def faster_shards(self) -> Plan | None:
-        """The best plan with shards, if it is faster than the best pipeline."""
-        request = self.request
-        if len(request.cluster.devices) < 2:
-            return None
-        found, _ = fastest_shards(request, self.network, self.progress)
-        best = min((plan for plan, _, _ in found), key=rank, default=None)
-        if best is None:
-            return None
-        try:
-            plan = self.planned().plan
-        except UserError:
-            return best
-        return best if rank(best) < rank(plan) else None
 
     def of(self, plan: Plan, begun: Begun | None = None) -> Built:
         """Compare the programs of a plan with PyTorch, if that is asked for, and write the build.

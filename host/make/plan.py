@@ -15,11 +15,10 @@ from fpgapipe.host.make.networks import loader
 from fpgapipe.host.make.plan_tables import explained_parts, plan_parts
 from fpgapipe.host.make.planning import (
     AUTO,
-    PIPELINES,
-    best_pipeline,
+    Answer,
     check_strategy,
+    fastest_of,
     form_of,
-    plan_shards,
     rank,
     spec_of,
     tried_strategies,
@@ -46,7 +45,6 @@ from fpgapipe.partition.schedule.schedule_kinds import tried_schedules
 from fpgapipe.partition.search.problem import Objective, Partition
 from fpgapipe.partition.strategies.layerwise import LayerwisePlan
 from fpgapipe.partition.strategies.plan_layerwise import plan_any_degrees
-from fpgapipe.partition.strategies.registered import STRATEGIES
 from fpgapipe.partition.timeline.timeline import Timeline
 from fpgapipe.stopwatch import phase
 
@@ -432,10 +430,10 @@ def plan(
             with progress() as display:
                 display.add_task("pricing layers")
                 return PlannedDegrees(plan_any_degrees(request, display.count), reason)
-    if len(names) == 1:
-        found = _by(request, source.name, names[0], progress)
-    else:
-        found = _fastest_of(request, source.name, names, progress)
+    fastest, compared, refused = fastest_of(request, source.name, names, progress)
+    found = _planned(request, fastest)
+    if len(names) > 1:
+        found = replace(found, compared=compared, refused=refused)
     if explains:
         if not found.built["possible"]:
             raise UserError(f"--explain needs a plan that can be built: {found.built['reason']}")
@@ -512,44 +510,14 @@ def _order(order: Schedule | Path | str, devices: int | None, count: int | None)
     return order if isinstance(order, Schedule) else read_plain_schedule(order, devices, count)
 
 
-def _by(request: Request, network: str, strategy: str, progress: Progress) -> Planned:
-    """The fastest plan of one strategy."""
-    if strategy in PIPELINES:
-        best = best_pipeline(request, network, progress=progress)
-        return Planned(best.plan, best.graph, request.cluster, best.timeline, best.built, best)
-    return _shards(request, *plan_shards(request, network, strategy, progress))
-
-
-def _fastest_of(
-    request: Request, network: str, strategies: Sequence[str], progress: Progress
-) -> Planned:
-    """The fastest plan of several strategies; the first has no rivals on a single device."""
-    devices = len(request.cluster.devices)
-    found: list[Planned] = []
-    refused: list[tuple[str, UserError]] = []
-    for strategy in strategies[:1] if devices == 1 else strategies:
-        if strategy in STRATEGIES and devices < STRATEGIES[strategy].least_devices:
-            continue
-        try:
-            found.append(_by(request, network, strategy, progress))
-        except UserError as error:
-            refused.append((strategy, error))
-    if not found:
-        raise refused[0][1]
-    return replace(
-        min(found, key=lambda each: rank(each.plan)),
-        compared={each.plan.kind: each.plan for each in found},
-        refused=tuple(f"{strategy}: {error}" for strategy, error in refused),
+def _planned(request: Request, made: Answer) -> Planned:
+    """The plan of a strategy, and whether it can be built."""
+    best = made.pipeline
+    graph = best.graph if best else request.load(made.plan.microbatch)
+    built = best.built if best else why_not_built(made.plan, graph, request.cluster)
+    return Planned(
+        made.plan, graph, request.cluster, made.timeline, built, best, search=made.degrees
     )
-
-
-def _shards(
-    request: Request, made: Plan, timeline: Timeline, search: LayerwisePlan | None
-) -> Planned:
-    """A plan in which devices have all layers or parts of them."""
-    graph = request.load(made.microbatch)
-    built = why_not_built(made, graph, request.cluster)
-    return Planned(made, graph, request.cluster, timeline, built, search=search)
 
 
 def plan_profile(

@@ -1,8 +1,11 @@
-"""From a question about a network to its plan: strategies by name, and why a plan is not built."""
+"""From a question about a network to its plan: strategies by name, and the fastest of several."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from fpgapipe.boards.cluster import Cluster
 from fpgapipe.errors import UserError, nearest, shown
@@ -18,6 +21,10 @@ from fpgapipe.partition.strategies.registered import STRATEGIES
 from fpgapipe.partition.strategies.strategy import Found
 from fpgapipe.partition.strategies.strategy_file import StrategyFile
 from fpgapipe.stopwatch import phase
+
+if TYPE_CHECKING:
+    from fpgapipe.partition.strategies.layerwise import LayerwisePlan
+    from fpgapipe.partition.timeline.timeline import Timeline
 
 PIPELINES = ("pipeline", "merge")
 """Strategies whose plans are pipelines, which have a schedule."""
@@ -127,26 +134,85 @@ def plan_shards(
         return *plan_given(request, network, given, display.count), None
 
 
-def fastest_shards(
-    request: Request, network: str, progress: Progress = silent
-) -> tuple[list[Found], list[str]]:
-    """The fastest plan of each strategy that is tried, and why one of them is impossible.
+@dataclass(frozen=True)
+class Answer:
+    """The fastest plan of a strategy, and what else its search found.
+
+    Attributes
+    ----------
+    plan : Plan
+    timeline : Timeline
+    degrees : LayerwisePlan or None
+        How degrees of layers were found, if they were searched.
+    pipeline : BestPlan or None
+        What else the search for a pipeline found.
+    """
+
+    plan: Plan
+    timeline: Timeline
+    degrees: LayerwisePlan | None = None
+    pipeline: BestPlan | None = None
+
+
+def plan_by(
+    request: Request, network: str, strategy: str, progress: Progress, *, smallest: bool = False
+) -> Answer:
+    """The fastest plan of one strategy; a pipeline has the smallest cores if that is asked for."""
+    if strategy not in PIPELINES:
+        return Answer(*plan_shards(request, network, strategy, progress))
+    found = best_pipeline(request, network, smallest=smallest, progress=progress)
+    return Answer(found.plan, found.timeline, pipeline=found)
+
+
+def fastest_of(
+    request: Request,
+    network: str,
+    strategies: Sequence[str],
+    progress: Progress,
+    *,
+    smallest: bool = False,
+) -> tuple[Answer, dict[str, Plan], tuple[str, ...]]:
+    """The fastest plan of several strategies; the first has no rivals on a single device.
 
     Parameters
     ----------
     request, network, progress
         As for `plan_shards`.
+    strategies : sequence of str
+    smallest : bool
+        As for `plan_by`.
+
+    Returns
+    -------
+    answer : Answer
+    compared : dict of str to Plan
+        All plans that were found, by their kinds.
+    refused : tuple of str
+        Why other strategies have no plan.
+
+    Raises
+    ------
+    UserError
+        If none has a plan.
     """
-    found: list[Found] = []
-    refused = []
-    for strategy in tried_strategies():
-        if len(request.cluster.devices) < STRATEGIES[strategy].least_devices:
+    devices = len(request.cluster.devices)
+    found: list[Answer] = []
+    refused: list[tuple[str, UserError]] = []
+    for strategy in strategies[:1] if devices == 1 else strategies:
+        many = len(strategies) > 1 and strategy in STRATEGIES
+        if many and devices < STRATEGIES[strategy].least_devices:
             continue
         try:
-            found.append(plan_shards(request, network, strategy, progress))
+            found.append(plan_by(request, network, strategy, progress, smallest=smallest))
         except UserError as error:
-            refused.append(f"{strategy}: {error}")
-    return found, refused
+            refused.append((strategy, error))
+    if not found:
+        raise refused[0][1]
+    return (
+        min(found, key=lambda each: rank(each.plan)),
+        {each.plan.kind: each.plan for each in found},
+        tuple(f"{strategy}: {error}" for strategy, error in refused),
+    )
 
 
 def rank(plan: Plan) -> float:

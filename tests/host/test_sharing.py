@@ -12,6 +12,7 @@ from fpgapipe.boards.cluster import chain_of, ways_to_share
 from fpgapipe.boards.library import load_board
 from fpgapipe.errors import UserError
 from fpgapipe.host.make import plan as plan_module
+from fpgapipe.host.make import planning
 from fpgapipe.host.make.networks import loader
 from fpgapipe.host.make.planning import LEFT_OUT
 from fpgapipe.partition.explore import sharing
@@ -159,13 +160,14 @@ def test_of_several_strategies_the_fastest_is_taken(monkeypatch):
     known = fpgapipe.plan("digits-cnn", cluster, batch=8, micro_batches=2, schedule="gpipe")
     seconds = {"pipeline": 2.0, "data": 1.0}
 
-    def by(request, network, strategy, progress):
+    def by(request, network, strategy, progress, *, smallest):
         if strategy not in seconds:
             raise UserError("not this one")
         predicted = known.plan.predicted.model_copy(update={"minibatch_s": seconds[strategy]})
-        return replace(known, plan=known.plan.model_copy(update={"predicted": predicted}))
+        plan = known.plan.model_copy(update={"predicted": predicted})
+        return planning.Answer(plan, known.timeline, pipeline=replace(known.found, plan=plan))
 
-    monkeypatch.setattr(plan_module, "_by", by)
+    monkeypatch.setattr(planning, "plan_by", by)
     asked = ("pipeline", "layerwise", "data", "hybrid")  # hybrid takes three devices
     found = fpgapipe.plan("digits-cnn", cluster, batch=8, strategy=asked)
     assert found.plan.predicted.minibatch_s == 1.0
