@@ -15,7 +15,7 @@ from fpgapipe.host.make.networks import loader
 from fpgapipe.host.make.plan_tables import explained_parts, plan_parts
 from fpgapipe.host.make.planning import (
     AUTO,
-    Answer,
+    Chosen,
     check_strategy,
     fastest_of,
     form_of,
@@ -510,7 +510,7 @@ def _order(order: Schedule | Path | str, devices: int | None, count: int | None)
     return order if isinstance(order, Schedule) else read_plain_schedule(order, devices, count)
 
 
-def _planned(request: Request, made: Answer) -> Planned:
+def _planned(request: Request, made: Chosen) -> Planned:
     """The plan of a strategy, and whether it can be built."""
     best = made.pipeline
     graph = best.graph if best else request.load(made.plan.microbatch)

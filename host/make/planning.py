@@ -135,7 +135,7 @@ def plan_shards(
 
 
 @dataclass(frozen=True)
-class Answer:
+class Chosen:
     """The fastest plan of a strategy, and what else its search found.
 
     Attributes
@@ -156,12 +156,12 @@ class Answer:
 
 def plan_by(
     request: Request, network: str, strategy: str, progress: Progress, *, smallest: bool = False
-) -> Answer:
+) -> Chosen:
     """The fastest plan of one strategy; a pipeline has the smallest cores if that is asked for."""
     if strategy not in PIPELINES:
-        return Answer(*plan_shards(request, network, strategy, progress))
+        return Chosen(*plan_shards(request, network, strategy, progress))
     found = best_pipeline(request, network, smallest=smallest, progress=progress)
-    return Answer(found.plan, found.timeline, pipeline=found)
+    return Chosen(found.plan, found.timeline, pipeline=found)
 
 
 def fastest_of(
@@ -171,7 +171,7 @@ def fastest_of(
     progress: Progress,
     *,
     smallest: bool = False,
-) -> tuple[Answer, dict[str, Plan], tuple[str, ...]]:
+) -> tuple[Chosen, dict[str, Plan], tuple[str, ...]]:
     """The fastest plan of several strategies; the first has no rivals on a single device.
 
     Parameters
@@ -184,7 +184,7 @@ def fastest_of(
 
     Returns
     -------
-    answer : Answer
+    answer : Chosen
     compared : dict of str to Plan
         All plans that were found, by their kinds.
     refused : tuple of str
@@ -196,7 +196,7 @@ def fastest_of(
         If none has a plan.
     """
     devices = len(request.cluster.devices)
-    found: list[Answer] = []
+    found: list[Chosen] = []
     refused: list[tuple[str, UserError]] = []
     for strategy in strategies[:1] if devices == 1 else strategies:
         many = len(strategies) > 1 and strategy in STRATEGIES
