@@ -24,10 +24,9 @@ from fpgapipe.host.bench.cluster_bench import (
     bench_chain,
     bring_up_links,
     chain_core,
-    chain_wires,
+    chain_nodes,
     make_chain,
     open_chain,
-    open_devices,
     start_programs,
 )
 from fpgapipe.hw.hls_models.cycles.core_cycles import MemorySpec
@@ -54,9 +53,9 @@ class PythonCluster:
 
     def __init__(self, chain: Chain, images: list) -> None:
         registers = RegisterMap(chain.core)
-        self.devices = open_devices(chain, images, MEMORY)
-        self.nodes = [SimpleNamespace(name="", registers=registers) for _ in self.devices]
-        self.connections = chain_wires(chain, WIRE)
+        nodes, self.connections = chain_nodes(chain, images, MEMORY, WIRE)
+        self.devices = [node.device for node in nodes]
+        self.nodes = [SimpleNamespace(name="", registers=registers) for _ in nodes]
         self.cycle = 0
         self.done: list = [[] for _ in self.devices]
         self.beats: list = [{} for _ in self.devices]
@@ -100,7 +99,8 @@ class PythonCluster:
 def replayed(chain: Chain, images: list, python: PythonCluster) -> tuple[float, bool]:
     """Run each device alone: processor seconds of the last step, and whether all is equal."""
     cpu_s, equal = 0.0, True
-    for number, device in enumerate(open_devices(chain, images, MEMORY)):
+    for number, node in enumerate(chain_nodes(chain, images, MEMORY, WIRE)[0]):
+        device = node.device
         for port, beats in python.beats[number].items():
             device.attach_wire(port, WIRE)  # only its rate matters here; it has no stalls
             device.give_beats(port, beats)

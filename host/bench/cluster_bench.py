@@ -29,16 +29,16 @@ from fpgapipe.lowering.memory.placed import page
 from fpgapipe.lowering.products.conv import ConvSpec
 from fpgapipe.lowering.products.emit import Semaphore
 from fpgapipe.lowering.program.layer_program import LayerProgram, lower_layer, random_operands
-from fpgapipe.sim_tb.native.core_device import build_device
+from fpgapipe.sim_tb.cluster.cluster import Cluster
+from fpgapipe.sim_tb.cluster.core_nodes import CoreCluster
 from fpgapipe.sim_tb.native.phy import WireSpec
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from fpgapipe.sim_tb.cluster.cluster import Cluster, Progress
-    from fpgapipe.sim_tb.cluster.cluster_nodes import Connection
+    from fpgapipe.sim_tb.cluster.cluster import Progress
+    from fpgapipe.sim_tb.cluster.cluster_nodes import Connection, Node
     from fpgapipe.sim_tb.cluster.sampling import Sample
-    from fpgapipe.sim_tb.native.native import NativeDevice
 
 TO_PREVIOUS, TO_NEXT = 0, 1
 """Numbers of a core's links to the core before it and to the core after it."""
@@ -187,16 +187,6 @@ def _rounds(layer: LayerProgram, rounds: int, takes: bool, sends: bool) -> Itera
             yield Instruction(Opcode.SEND, (_DONE,), signal, TO_NEXT, result)
 
 
-def chain_wires(chain: Chain, wire: WireSpec) -> tuple[Connection, ...]:
-    """Cables of a chain, which are equal to `wire` but for their seeds."""
-    from fpgapipe.sim_tb.cluster.cluster_nodes import cable
-
-    found: tuple[Connection, ...] = ()
-    for number, (one, other) in enumerate(chain.wiring):
-        found += cable(one, other, replace(wire, seed=wire.seed + 2 * number))
-    return found
-
-
 def bring_up_links(cluster: Cluster, *, seed: int = 1) -> None:
     """Enable all links that are joined by wires, and wait until they are up.
 
@@ -329,24 +319,22 @@ class ClusterBench:
         }
 
 
-def open_devices(
-    chain: Chain, images: Sequence[NDArray[np.uint8]], memory: MemorySpec
-) -> list[NativeDevice]:
-    """Make the chain's simulated devices."""
-    from fpgapipe.sim_tb.native.native import NativeDevice
-
-    library, _, _ = build_device(chain.core)
-    devices = []
-    for image in images:
-        device = NativeDevice(
-            library,
-            memory_bytes=image.size,
-            bytes_per_cycle=memory.bytes_per_cycle,  # type: ignore[arg-type]
-            latency_cycles=memory.latency_cycles,
-        )
-        device.memory[:] = image
-        devices.append(device)
-    return devices
+def chain_nodes(
+    chain: Chain, images: Sequence[NDArray[np.uint8]], memory: MemorySpec, wire: WireSpec
+) -> tuple[list[Node], list[Connection]]:
+    """Make the chain's simulated devices; cables are equal to `wire` but for their seeds."""
+    devices = len(images)
+    described = CoreCluster(
+        [chain.core] * devices,
+        [image.size for image in images],
+        [memory] * devices,
+        chain.wiring,
+        [replace(wire, seed=wire.seed + 2 * number) for number in range(len(chain.wiring))],
+    )
+    nodes = [described.node(number)[1] for number in range(devices)]
+    for node, image in zip(nodes, images, strict=True):
+        node.device.memory[:] = image
+    return nodes, described.connections
 
 
 def open_chain(
@@ -357,15 +345,7 @@ def open_chain(
     **options: Any,
 ) -> Cluster:
     """Make the cluster of a chain; the options are those of `Cluster`."""
-    from fpgapipe.sim_tb.cluster.cluster import Cluster
-    from fpgapipe.sim_tb.cluster.cluster_nodes import Node
-
-    registers = RegisterMap(chain.core)
-    nodes = [
-        Node(f"device{number}", device, registers)
-        for number, device in enumerate(open_devices(chain, images, memory))
-    ]
-    return Cluster(nodes, chain_wires(chain, wire), **options)
+    return Cluster(*chain_nodes(chain, images, memory, wire), **options)
 
 
 def bench_chain(

@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ from fpgapipe.host.bench.cluster_bench import (
 )
 from fpgapipe.hw.hls_models.cycles.core_cycles import MemorySpec
 from fpgapipe.hw.hls_models.isa.instructions import Instruction, Opcode
-from fpgapipe.hw.hls_models.isa.program import encode
+from fpgapipe.hw.hls_models.isa.program import Program, encode
 from fpgapipe.hw.hls_models.model.link_dma import packet
 from fpgapipe.hw.hls_models.model.sequencer import SequencerSpec, check
 from fpgapipe.hw.hls_models.spec.core_spec import ScratchpadSpec
@@ -90,14 +91,14 @@ def test_result_is_always_the_same():
 def test_stall_says_who_waits_for_what():
     chain = make_chain(CORE, 2, 2, 8, 32)
     never = packet(0, 64, stream=9, channel=1)
-    first = chain.programs[0].instructions
-    first[:] = [
-        *first[:-1],
+    *before, end = chain.programs[0].instructions
+    waits = [
         Instruction(Opcode.RECEIVE, (), (12,), 1, never),
-        Instruction(Opcode.LOAD, (12,), (), 0, first[0].body),
-        Instruction(Opcode.STORE, (13,), (), 0, first[0].body),
-        first[-1],
+        Instruction(Opcode.LOAD, (12,), (), 0, before[0].body),
+        Instruction(Opcode.STORE, (13,), (), 0, before[0].body),
     ]
+    first = Program.of([*before, *waits, end])
+    chain.programs[0] = replace(chain.programs[0], instructions=first)
     images = chain.images(seed=1)
     with open_chain(chain, images, MemorySpec(), WireSpec(), threads=2) as cluster:
         bring_up_links(cluster)
@@ -108,7 +109,7 @@ def test_stall_says_who_waits_for_what():
     text = str(caught.value)
     for line in (
         r"^cycle \d+: nothing has moved for 4000 cycles$",
-        r"^device0: interrupt low$",
+        r"^device 0: interrupt low$",
         r"^  memory bus: active last at cycle \d+, 0 reads and 0 writes in flight$",
         rf"^  RECEIVE\[1\]: instruction {number - 4} \(RECEIVE from link 1, channel 1, stream 9\) "
         "is under way$",
@@ -117,7 +118,7 @@ def test_stall_says_who_waits_for_what():
         rf"^  STORE: instruction {number - 2} \(STORE\) waits for semaphore 13, which nothing will "
         "signal$",
         r"^  link 1: UP, 18 words have gone in and 0 have come out$",
-        r"^device1: interrupt high$",
+        r"^device 1: interrupt high$",
         r"^  no program runs \(done\)$",
         r"^  link 0: UP, 0 words have gone in and 18 have come out$",
     ):
@@ -131,7 +132,7 @@ def test_link_that_does_not_come_up_is_named():
     dead = WireSpec(down=((0, 1 << 40),))
     with (
         open_chain(chain, chain.images(seed=1), MemorySpec(), dead) as cluster,
-        pytest.raises(LinkDown, match=r"^link 1 of device0 did not come up: it is in HELLO$"),
+        pytest.raises(LinkDown, match=r"^link 1 of device 0 did not come up: it is in HELLO$"),
     ):
         bring_up_links(cluster)
 
