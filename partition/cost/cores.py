@@ -8,7 +8,6 @@ from functools import lru_cache, partial
 from typing import TYPE_CHECKING, TypeVar
 
 from fpgapipe.errors import UserError
-from fpgapipe.hw.hls_models.cycles.gemm import least_scratchpad_bytes
 from fpgapipe.hw.hls_models.isa.instructions import WORD_BYTES
 from fpgapipe.hw.hls_models.isa.vector_op import LANES
 from fpgapipe.hw.hls_models.numerics.mx import MX_BLOCK
@@ -395,7 +394,7 @@ def core_of(
     lanes = max(2, bus_bytes // (2 * Formats().activation_bytes))
     lanes = min(lanes, max(2, rows * cols * num_engines // CELLS_PER_LANE), LANES)
     lanes = min(_power_up_to(lanes), savings.most_lanes)
-    least = least_scratchpad_bytes(rows, cols) * num_engines
+    least = SystolicSpec(rows, cols, form=form).least_scratchpad_bytes * num_engines
     least = 1 << (least - 1).bit_length()
     port_bytes = savings.scratchpad_port_bytes
     ports = sorted(

@@ -126,11 +126,6 @@ class ProductSpec:
         return self.m.size * self.k.size * self.n.size * self.count * self.steps
 
 
-def least_scratchpad_bytes(rows: int, cols: int) -> int:
-    """Bytes of two tiles of each operand, with elements of up to four bytes."""
-    return 2 * 4 * rows * (rows + cols)
-
-
 @dataclass(frozen=True)
 class _Engine:
     """One of a node's engines with its equal share of scratchpad and memory.
@@ -146,7 +141,7 @@ class _Engine:
             raise ValueError(
                 f"engine acc_depth must be at least its {self.rows} rows, not {self.acc_depth}"
             )
-        least = least_scratchpad_bytes(self.rows, self.cols)
+        least = self.array.least_scratchpad_bytes
         if self.scratchpad_bytes < least:
             raise ValueError(
                 f"engine scratchpad must be at least {least} bytes (two tiles of FP32 operands for "

@@ -118,6 +118,11 @@ class SystolicSpec:
         return -(-self.rows // CASCADE_ROWS)
 
     @property
+    def least_scratchpad_bytes(self) -> int:
+        """Bytes of two tiles of each operand, with elements of up to four bytes."""
+        return 2 * 4 * self.rows * (self.rows + self.cols)
+
+    @property
     def load_cycles(self) -> int:
         """Cycles from the first column of a tile's weights to its first vector.
 
