@@ -15,6 +15,7 @@ from fpgapipe.host.make.networks import loader
 from fpgapipe.host.make.plan_tables import explained_parts, plan_parts
 from fpgapipe.host.make.planning import (
     AUTO,
+    MERGED,
     Chosen,
     check_strategy,
     fastest_of,
@@ -44,7 +45,7 @@ from fpgapipe.partition.pricing.machine import explain_plan
 from fpgapipe.partition.schedule.schedule_kinds import tried_schedules
 from fpgapipe.partition.search.problem import Objective, Partition
 from fpgapipe.partition.strategies.layerwise import LayerwisePlan
-from fpgapipe.partition.strategies.plan_layerwise import plan_any_degrees
+from fpgapipe.partition.strategies.registered import STRATEGIES
 from fpgapipe.partition.timeline.timeline import Timeline
 from fpgapipe.stopwatch import phase
 
@@ -393,7 +394,7 @@ def plan(
     names = [strategy] if isinstance(strategy, str) else list(strategy)
     if not names:
         raise UserError("name at least one strategy")
-    if len(names) > 1 and (alone := {AUTO, "merge"}.intersection(names)):
+    if len(names) > 1 and (alone := {AUTO, MERGED}.intersection(names)):
         raise UserError(f"strategy {min(alone)} goes with no other: leave out the others")
     for name in names:
         check_strategy(name, schedule, ("auto",))
@@ -418,10 +419,11 @@ def plan(
         free_order,
         all_devices=order is not None,
         order=order,
-        merges=names == ["merge"],
+        merges=names == [MERGED],
         form=form_of(cells),
     )
-    if names == ["layerwise"]:
+    estimate = STRATEGIES[names[0]].estimate if names[0] in STRATEGIES else None
+    if len(names) == 1 and estimate:
         samples = request.batch // (request.num_microbatches or 1)
         if refusals := refusals_of(source(samples), train=True):
             reason = "; ".join(map(str, refusals[:3]))
@@ -429,7 +431,7 @@ def plan(
                 raise UserError(f"--explain needs programs, and none are made: {reason}")
             with progress() as display:
                 display.add_task("pricing layers")
-                return PlannedDegrees(plan_any_degrees(request, display.count), reason)
+                return PlannedDegrees(estimate(request, display.count), reason)
     fastest, compared, refused = fastest_of(request, source.name, names, progress)
     found = _planned(request, fastest)
     if len(names) > 1:

@@ -26,9 +26,11 @@ if TYPE_CHECKING:
     from fpgapipe.partition.strategies.layerwise import LayerwisePlan
     from fpgapipe.partition.timeline.timeline import Timeline
 
-PIPELINES = ("pipeline", "merge")
-"""Strategies whose plans are pipelines, which have a schedule."""
+MERGED = "merge"
+"""Name that asks for a pipeline whose stages are found by merging layers."""
 
+PIPELINES = ("pipeline", MERGED)
+"""Strategies whose plans are pipelines, which have a schedule."""
 
 AUTO = "auto"
 """Name that asks for the fastest of a pipeline and the strategies that are tried."""

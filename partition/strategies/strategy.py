@@ -36,8 +36,11 @@ class Strategy:
         Whether it is tried if the fastest of all strategies is asked for.
     least_devices : int
         Devices of the smallest cluster for which it is tried then.
+    estimate : callable, optional
+        Finds degrees of layers by formulas, for networks with layers that no core runs.
     """
 
     search: Search
     is_tried: bool = False
     least_devices: int = 1
+    estimate: Callable[[Request, Callable[[int, int], object]], LayerwisePlan] | None = None
