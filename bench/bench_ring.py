@@ -34,7 +34,7 @@ from fpgapipe.lowering.ring.hop import BUFFER_BYTES, hop_programs
 from fpgapipe.lowering.units.step_options import scalar_bits
 from fpgapipe.network.graph import Graph
 from fpgapipe.network.zoo.layers import Network
-from fpgapipe.partition.pricing.plan_cores import core_specs, memory_specs
+from fpgapipe.partition.pricing.plan_cores import memory_specs
 from fpgapipe.partition.strategies.plan_ring import hop_cycles, plan_ring, ring_cost
 from fpgapipe.sim_tb.cluster.core_nodes import CoreCluster
 
@@ -78,7 +78,7 @@ def streamed(build: RingBuild, shard_bytes: int, *, simulate: bool) -> dict[str,
         image[entry : entry + code.size] = code
         images.append(image)
     cluster = CoreCluster(
-        core_specs(build.plan.spread),
+        build.plan.spread.cores,
         [image.size for image in images],
         memory_specs(build.plan.spread),
         Placement.chain(DEVICES).wires,

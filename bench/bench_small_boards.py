@@ -16,7 +16,6 @@ from typing import Any
 
 from fpgapipe.host.build.build import open_build
 from fpgapipe.host.cli.main import main as fpgapipe
-from fpgapipe.partition.pricing.plan_cores import core_specs
 
 BOARDS = ("ulx3s", "pynq-z2", "arty-a7-100t")
 MOST_OFF = 0.03
@@ -32,7 +31,7 @@ def step_on(board: str, folder: Path, batch: int) -> dict[str, Any]:
     if code:
         return {"equal": False}
     build = open_build(folder)
-    (core,) = core_specs(build.plan)
+    (core,) = build.plan.cores
     (resources,) = build.resources
     text = io.StringIO()
     steps = ("--backend", "sim", "--steps", "1", "--check", "--no-validation", "--json")

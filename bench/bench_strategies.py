@@ -35,7 +35,7 @@ from fpgapipe.network.initial_values import random_batch
 from fpgapipe.partition.explore.explorer import Request
 from fpgapipe.partition.plan import Plan
 from fpgapipe.partition.pricing.best_plan import best_plan
-from fpgapipe.partition.pricing.plan_cores import core_specs, memory_specs
+from fpgapipe.partition.pricing.plan_cores import memory_specs
 
 PIPELINES = {
     "pipeline": ("1f1b-as", False),
@@ -67,7 +67,7 @@ def planned(strategy: str, network: str, devices: int, array: tuple[int, int], b
 
 def weights_of_one(plan: Plan, graph: Any, parameters: Values, samples: tuple[Any, Any]) -> Values:
     """Weights after the step on one device with the same micro-batches."""
-    core, memory = core_specs(plan)[0], memory_specs(plan)[0]
+    core, memory = plan.cores[0], memory_specs(plan)[0]
     count = plan.num_microbatches
     program = build_step(graph, core, memory, tasks=single_device(count, train=True))
     with ModelBackend(PipelineProgram(graph, (program,)), parameters) as backend:

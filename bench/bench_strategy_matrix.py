@@ -35,7 +35,7 @@ from fpgapipe.partition.explore.explorer import Request, explore
 from fpgapipe.partition.explore.planned import as_plan
 from fpgapipe.partition.plan import Plan
 from fpgapipe.partition.pricing.machine import lower_plan
-from fpgapipe.partition.pricing.plan_cores import core_specs, memory_specs
+from fpgapipe.partition.pricing.plan_cores import memory_specs
 from fpgapipe.partition.schedule.schedule_kinds import make_schedule
 
 SHAPES = (
@@ -179,7 +179,7 @@ def difference(
     count = plan.num_microbatches
     alone = build_pipeline(
         graph,
-        core_specs(plan)[:1],
+        plan.cores[:1],
         [tuple(graph.layers)],
         make_schedule("1f1b-as", 1, count),
         memory_specs(plan)[0],

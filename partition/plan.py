@@ -219,6 +219,12 @@ class Plan(_Part):
         return tuple(node for stage in self.stages for node in stage.nodes)
 
     @property
+    def cores(self) -> list[CoreSpec]:
+        """Cores of all nodes; equal ones are one object."""
+        known: dict[CoreSpec, CoreSpec] = {}
+        return [known.setdefault(node.core, node.core) for node in self.nodes]
+
+    @property
     def node_layers(self) -> list[tuple[str, ...]]:
         """Layers of the stage of each node."""
         return [stage.layers for stage in self.stages for _ in stage.nodes]

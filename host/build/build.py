@@ -64,7 +64,7 @@ from fpgapipe.partition.placed_nodes import PlacedNodes
 from fpgapipe.partition.plan import Plan
 from fpgapipe.partition.plan_version_3 import is_version_3
 from fpgapipe.partition.pricing.machine import lower_plan, price_plan
-from fpgapipe.partition.pricing.plan_cores import core_specs, memory_specs
+from fpgapipe.partition.pricing.plan_cores import memory_specs
 from fpgapipe.stopwatch import phase
 
 if TYPE_CHECKING:
@@ -143,7 +143,7 @@ class Build:
     @functools.cached_property
     def cores(self) -> list[CoreSpec]:
         """Each device's core; equal ones are one object."""
-        return core_specs(self.plan)
+        return self.plan.cores
 
     @functools.cached_property
     def memories(self) -> list[MemorySpec]:
@@ -286,7 +286,7 @@ def write_build(
     from fpgapipe.host.build.verilog_ahead import LARGE_MACS, verilog_ahead
 
     check_folder(folder)
-    cores = list(dict.fromkeys(core_specs(plan)))
+    cores = list(dict.fromkeys(plan.cores))
     is_large = sum(node.macs for node in plan.nodes) >= LARGE_MACS
     with contextlib.ExitStack() as stack:
         verilog = begun.take(cores) if begun else None

@@ -24,7 +24,6 @@ from fpgapipe.network import graph_json
 from fpgapipe.network.initial_values import initial_parameters
 from fpgapipe.partition.placed_nodes import PlacedNodes
 from fpgapipe.partition.pricing.machine import lower_plan
-from fpgapipe.partition.pricing.plan_cores import core_specs
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -112,7 +111,7 @@ class Design:
     @functools.cached_property
     def cores(self) -> list[CoreSpec]:
         """Each device's core; equal ones are one object."""
-        return core_specs(self.plan)
+        return self.plan.cores
 
     @functools.cached_property
     def inputs(self) -> dict[str, bytes]:
@@ -187,7 +186,7 @@ def needed(plan: Plan, *, hardware: bool, unread: bool) -> set[str]:
     unread : bool
         Whether the network's source keeps tensors that no layer has.
     """
-    cores = {f"{HARDWARE}/{core_name(core)}" for core in core_specs(plan)}
+    cores = {f"{HARDWARE}/{core_name(core)}" for core in plan.cores}
     ends = ("v", "json") if hardware else ("json",)
     return (
         {PLAN, NETWORK, CLUSTER, README}

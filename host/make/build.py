@@ -20,6 +20,7 @@ from fpgapipe.host.make.networks import Load, frozen_loader, loader, with_intege
 from fpgapipe.host.make.plan_tables import plan_parts
 from fpgapipe.host.make.planning import (
     AUTO,
+    MERGED,
     check_strategy,
     fastest_of,
     form_of,
@@ -41,7 +42,6 @@ from fpgapipe.partition.explore.explorer import Request
 from fpgapipe.partition.explore.planned import one_link_each, with_larger_scratchpads
 from fpgapipe.partition.plan import Plan
 from fpgapipe.partition.pricing.best_plan import BestPlan, best_plan
-from fpgapipe.partition.pricing.plan_cores import core_specs
 from fpgapipe.partition.schedule.built_schedules import check_schedule_kind
 from fpgapipe.partition.schedule.schedule_kinds import make_schedule, tried_schedules
 from fpgapipe.partition.search.problem import PlanError
@@ -285,7 +285,7 @@ def build(
         array=array,
         train=options.train,
         all_devices=True,
-        merges=strategy == "merge",
+        merges=strategy == MERGED,
         options=options,
         form=form_of(cells),
     )
@@ -366,7 +366,7 @@ class _Making:
             if self.hardware:
                 is_large = sum(node.macs for node in plan.nodes) >= LARGE_MACS
                 with contextlib.suppress(UserError):  # another plan may have cores that can be made
-                    begun.begin(list(dict.fromkeys(core_specs(plan))), is_large=is_large)
+                    begun.begin(list(dict.fromkeys(plan.cores)), is_large=is_large)
             larger = partial(with_larger_scratchpads, cluster=self.request.cluster)
             built = with_room(plan, lambda each: self.of(each, begun), larger)[1]
             return dataclasses.replace(built, compared=found.compared)

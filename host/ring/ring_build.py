@@ -12,7 +12,7 @@ from fpgapipe.host.build.build_parts import initial_values
 from fpgapipe.lowering.ring.ring_program import build_ring
 from fpgapipe.lowering.units.step_options import StepOptions
 from fpgapipe.partition.pricing.machine import lower_plan
-from fpgapipe.partition.pricing.plan_cores import core_specs, memory_specs
+from fpgapipe.partition.pricing.plan_cores import memory_specs
 from fpgapipe.partition.strategies.plan_ring import hop_cycles
 
 if TYPE_CHECKING:
@@ -144,7 +144,7 @@ def make_ring_build(
             known[name] = graph, lower_plan(each, graph, cluster, options).parts[0]
     found = [known[name] for name in plan.networks]
     count = len(cluster.devices)
-    core = core_specs(plan.spread)[0]
+    core = plan.spread.cores[0]
     groups = tuple(
         build_ring([program for _, program in found[first : first + count]], core, count)
         for first in range(0, len(found), count)

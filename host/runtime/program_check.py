@@ -35,7 +35,6 @@ from fpgapipe.network.graph import Graph, GraphBuilder
 from fpgapipe.network.initial_values import initial_parameters, random_batch
 from fpgapipe.network.losses import Loss
 from fpgapipe.network.operators.tensors import Tensor
-from fpgapipe.partition.pricing.plan_cores import core_specs
 from fpgapipe.partition.schedule.schedule_kinds import make_schedule
 
 if TYPE_CHECKING:
@@ -172,7 +171,7 @@ def verify_programs(
         return Verification(skipped="that needs torch (pip install 'fpgapipe[torch]')")
     cores = {
         name: core
-        for layers, core in zip(plan.node_layers, core_specs(plan), strict=True)
+        for layers, core in zip(plan.node_layers, plan.cores, strict=True)
         for name in layers
     }
     degrees = plan.division.degrees

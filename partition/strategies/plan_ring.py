@@ -19,7 +19,7 @@ from fpgapipe.partition.explore.smallest import explore_smallest
 from fpgapipe.partition.placed_nodes import PlacedNodes
 from fpgapipe.partition.plan import Plan
 from fpgapipe.partition.pricing.machine import price_plan
-from fpgapipe.partition.pricing.plan_cores import core_specs, memory_specs, wire_timings
+from fpgapipe.partition.pricing.plan_cores import memory_specs, wire_timings
 from fpgapipe.partition.search.problem import PlanError
 from fpgapipe.partition.strategies.data_parallel import priced_best
 from fpgapipe.partition.strategies.ring import RingCost, RingModel
@@ -267,7 +267,7 @@ def hop_cycles(plan: RingPlan, cluster: ClusterSpec, programs: Sequence[Sequence
     """Cycles of the programs of a hop, by the cycle model of all devices together."""
     found = predict_cluster(
         programs,  # type: ignore[arg-type]
-        core_specs(plan.spread),
+        plan.spread.cores,
         PlacedNodes.of(plan.spread, cluster).placement.wires,
         memories=memory_specs(plan.spread),
         wires=wire_timings(plan.spread, cluster),

@@ -31,7 +31,6 @@ from fpgapipe.partition.explore.explorer import explore
 from fpgapipe.partition.explore.planned import as_plan
 from fpgapipe.partition.plan import Plan
 from fpgapipe.partition.pricing.machine import price_plan
-from fpgapipe.partition.pricing.plan_cores import core_specs
 from fpgapipe.partition.schedule.schedule_kinds import make_schedule
 
 MIXED = Path(__file__).parents[2] / "examples/clusters/vcu118-vcu129-chain.yaml"
@@ -103,7 +102,7 @@ def test_a_build_is_read_back(whole):
     assert (build.cluster, build.seed) == (cluster, 0)
     assert build.options == StepOptions()
     assert build.graph == graph
-    cores = core_specs(plan)
+    cores = plan.cores
     assert build.cores == cores
     schedule = make_schedule("1f1b-as", 2, 2)
     layers = [stage.layers for stage in plan.stages]

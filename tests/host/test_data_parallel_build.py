@@ -24,7 +24,7 @@ from fpgapipe.partition.explore.explorer import Request, core_choices
 from fpgapipe.partition.plan import Plan
 from fpgapipe.partition.pricing import all_reduce_cycles
 from fpgapipe.partition.pricing.machine import lower_plan, price_plan
-from fpgapipe.partition.pricing.plan_cores import core_specs, memory_specs, wire_timings
+from fpgapipe.partition.pricing.plan_cores import memory_specs, wire_timings
 from fpgapipe.partition.search.problem import PlanError
 from fpgapipe.partition.strategies import data_parallel
 from fpgapipe.partition.strategies.data_parallel import plan_data_parallel, shared_candidates
@@ -45,7 +45,7 @@ def test_plan_and_programs_agree():
     ]
     found = predict_cluster(
         [part.instructions for part in pipeline.parts],
-        core_specs(plan),
+        plan.cores,
         pipeline.wiring,
         memories=memory_specs(plan),
         wires=wire_timings(plan, request.cluster),
@@ -81,7 +81,7 @@ def test_many_devices_take_as_long_as_some_and_the_way_over_the_others(
     """Chunks get in each other's way otherwise at each rate of memory: see `MANY_DEVICES`."""
     plan, _, request = planned(4, batch=4, microbatches=4)
     memory = replace(memory_specs(plan)[0], bytes_per_cycle=port_bytes_per_s / 300e6)
-    cores, memories = 40 * core_specs(plan)[1:2], 40 * [memory]
+    cores, memories = 40 * plan.cores[1:2], 40 * [memory]
     wires = 39 * wire_timings(plan, request.cluster)[:1]
     some = all_reduce_cycles.all_reduce_cycles(20_000, cores, memories, wires)
     monkeypatch.setattr(all_reduce_cycles, "MANY_DEVICES", 40)
@@ -92,7 +92,7 @@ def test_many_devices_take_as_long_as_some_and_the_way_over_the_others(
 
 def test_many_chunks_take_as_long_as_some_in_proportion(monkeypatch):
     plan, _, request = planned(4, batch=4, microbatches=4)
-    cores, memories = core_specs(plan), memory_specs(plan)
+    cores, memories = plan.cores, memory_specs(plan)
     wires = wire_timings(plan, request.cluster)
     whole = all_reduce_cycles.all_reduce_cycles(260_000, cores, memories, wires)
     monkeypatch.setattr(all_reduce_cycles, "MANY_CHUNKS", 64)

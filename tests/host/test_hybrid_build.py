@@ -18,7 +18,7 @@ from fpgapipe.network.zoo.recurrent import lstm_language_model
 from fpgapipe.partition.explore.explorer import Request
 from fpgapipe.partition.plan import Plan
 from fpgapipe.partition.pricing.machine import lower_plan, price_plan
-from fpgapipe.partition.pricing.plan_cores import core_specs, memory_specs, wire_timings
+from fpgapipe.partition.pricing.plan_cores import memory_specs, wire_timings
 from fpgapipe.partition.strategies.plan_hybrid import plan_given_stages, plan_hybrid
 from fpgapipe.partition.strategies.strategy_file import StageFile, StrategyFile
 
@@ -55,7 +55,7 @@ def test_plan_and_programs_agree(microbatches):
     ]
     found = predict_cluster(
         [part.instructions for part in pipeline.parts],
-        core_specs(plan),
+        plan.cores,
         pipeline.wiring,
         memories=memory_specs(plan),
         wires=wire_timings(plan, request.cluster),

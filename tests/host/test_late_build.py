@@ -10,7 +10,7 @@ from fpgapipe.host.backends.model import ModelBackend
 from fpgapipe.host.build.build import open_build
 from fpgapipe.host.runtime import runtime
 from fpgapipe.hw.hls_models.cycles.cluster_cycles import predict_cluster
-from fpgapipe.partition.pricing.plan_cores import core_specs, memory_specs, wire_timings
+from fpgapipe.partition.pricing.plan_cores import memory_specs, wire_timings
 from fpgapipe.partition.pricing.prediction import PipelineTiming
 
 MODEL = ("--backend", "model", "--data", "random")
@@ -59,7 +59,7 @@ def test_prices_are_those_of_the_programs(kind, tmp_path, monkeypatch):
     ]
     found = predict_cluster(
         [part.instructions for part in pipeline.parts],
-        core_specs(plan),
+        plan.cores,
         pipeline.wiring,
         memories=memory_specs(plan),
         wires=wire_timings(plan, build.cluster),

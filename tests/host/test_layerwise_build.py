@@ -19,7 +19,7 @@ from fpgapipe.network.initial_values import random_batch
 from fpgapipe.partition.explore.explorer import Request
 from fpgapipe.partition.plan import Plan
 from fpgapipe.partition.pricing.machine import lower_plan, price_plan
-from fpgapipe.partition.pricing.plan_cores import core_specs, memory_specs, wire_timings
+from fpgapipe.partition.pricing.plan_cores import memory_specs, wire_timings
 from fpgapipe.partition.search.problem import PlanError, Refusals
 from fpgapipe.partition.strategies.data_parallel import plan_data_parallel
 from fpgapipe.partition.strategies.one_axis import plan_one_axis
@@ -47,7 +47,7 @@ def test_plan_and_programs_agree(microbatches):
     ]
     found = predict_cluster(
         [part.instructions for part in pipeline.parts],
-        core_specs(plan),
+        plan.cores,
         pipeline.wiring,
         memories=memory_specs(plan),
         wires=wire_timings(plan, request.cluster),
@@ -71,7 +71,7 @@ def test_groups_of_devices():
     assert [part.microbatches for part in pipeline.parts] == [(0, 2), (0, 2), (1, 3), (1, 3)]
     found = predict_cluster(
         [part.instructions for part in pipeline.parts],
-        core_specs(plan),
+        plan.cores,
         pipeline.wiring,
         memories=memory_specs(plan),
         wires=wire_timings(plan, request.cluster),

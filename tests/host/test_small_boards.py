@@ -5,7 +5,6 @@ import json
 import pytest
 
 from fpgapipe.host.build.build import open_build
-from fpgapipe.partition.pricing.plan_cores import core_specs
 
 BOARDS = ("ulx3s", "pynq-z2", "arty-a7-100t")
 SIZES = ("--devices", 1, "--network", "digits-cnn", "--batch", 2, "--micro-batches", 1)
@@ -20,7 +19,7 @@ def build_for(cli, board, folder):
 @pytest.mark.parametrize("board", BOARDS)
 def test_each_board_holds_a_core(board, cli, tmp_path):
     build = build_for(cli, board, tmp_path / "b")
-    (core,) = core_specs(build.plan)
+    (core,) = build.plan.cores
     assert core.scratchpad.port_bytes < 64
     assert not core.counters
     (found,) = build.resources
@@ -34,7 +33,7 @@ def test_a_core_with_a_link_fits_ulx3s(cli, tmp_path):
     code, _, err = cli("build", "--board", "ulx3s", *LINKED, "-o", tmp_path / "b")
     assert code == 0, err
     build = open_build(tmp_path / "b")
-    core, other = core_specs(build.plan)
+    core, other = build.plan.cores
     assert core == other
     assert [(link.port_bytes, link.phy_bytes) for link in core.links] == [(4, 4)]
     assert (core.rows, core.cols, core.scratchpad.banks) == (8, 2, 2)

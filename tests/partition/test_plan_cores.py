@@ -43,7 +43,7 @@ from fpgapipe.partition.placed_nodes import PlacedNodes
 from fpgapipe.partition.plan import Plan
 from fpgapipe.partition.pricing.best_plan import why_not_built
 from fpgapipe.partition.pricing.machine import lower_plan
-from fpgapipe.partition.pricing.plan_cores import core_specs, memory_specs, wire_timings
+from fpgapipe.partition.pricing.plan_cores import memory_specs, wire_timings
 from fpgapipe.partition.schedule.schedule_kinds import model_of
 from fpgapipe.partition.search.every_device import over_all_devices
 from fpgapipe.partition.search.problem import PlanError
@@ -67,7 +67,7 @@ def test_every_planned_core_can_be_generated_and_fits(name):
 def test_links_as_many_as_neighbours():
     for devices, expected in ((1, [0]), (2, [1, 1]), (4, [1, 2, 2, 1])):
         plan, _, cluster = plan_of(devices)
-        cores = core_specs(plan)
+        cores = plan.cores
         assert [len(core.links) for core in cores] == expected
         assert len({id(core) for core in cores}) == len(set(cores))
         wires = wire_specs(plan, cluster)
@@ -154,7 +154,7 @@ def test_each_end_suits_its_own_link():
     slow = dataclasses.replace(slow, line_rate_bits_per_s=slow.line_rate_bits_per_s / 8)
     cluster = dataclasses.replace(cluster, links=(fast, slow))
     plan = as_plan(explore(request_for(cluster)).best, tiny(2), "tiny", 4, cluster)
-    cores = core_specs(plan)
+    cores = plan.cores
     assert [[link.phy_bytes for link in core.links] for core in cores] == [[64], [64, 8], [8]]
     assert [wire.phy_bytes for wire in wire_specs(plan, cluster)] == [64, 8]
 
@@ -203,7 +203,7 @@ def test_cores_that_cannot_be_generated():
 
 
 def test_different_cores_have_different_names():
-    core = core_specs(plan_of(1)[0])[0]
+    core = plan_of(1)[0].cores[0]
     names = {core_name(core), core_name(dataclasses.replace(core, outstanding=32))}
     assert len(names) == 2
     assert all(name.startswith("core_4x4_") for name in names)
@@ -344,7 +344,7 @@ def test_a_given_array_is_kept():
 
 def test_two_engines_where_the_schedule_has_two():
     plan, _, _ = plan_of(schedules=("fbp-as",), array=(4, 8))
-    for core in core_specs(plan):
+    for core in plan.cores:
         assert (core.num_engines, core.rows, core.cols) == (2, 4, 8)
 
 
