@@ -12,8 +12,9 @@ import sys
 
 import pytest
 from cases.xclbin import xclbin
+from cases.xrt_installation import compile_command, find_xrt
 
-from fpgapipe.host.package.shim import SHIM_FILES, compile_command, find_xrt, shim_text
+from fpgapipe.host.package.shim import SHIM_FILES, shim_text
 
 needs_xrt = pytest.mark.skipif(find_xrt() is None, reason="XRT's headers (libxrt-dev) are missing")
 
