@@ -36,7 +36,6 @@ from fpgapipe.sim_tb.native.phy import WireSpec
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from fpgapipe.sim_tb.cluster.cluster import Progress
     from fpgapipe.sim_tb.cluster.cluster_nodes import Connection, Node
     from fpgapipe.sim_tb.cluster.sampling import Sample
 
@@ -357,7 +356,7 @@ def bench_chain(
     threads: int | None = None,
     window_cycles: int | None = None,
     sample_cycles: int = 0,
-    progress: Callable[[Progress], object] | None = None,
+    progress: Callable[[int], object] | None = None,
 ) -> ClusterBench:
     """Run a chain on simulated devices and compare their memories with the bit-exact model's.
 
@@ -393,7 +392,7 @@ def bench_chain(
             counters = dict.fromkeys(range(len(images)), registers.counters)
             cluster.sample(sample_cycles, counters)
         wall_s, cpu_s = time.perf_counter(), time.process_time()
-        cluster.run(progress=progress, expected_cycles=chain.expected_cycles)
+        cluster.run(progress=progress)
         wall_s, cpu_s = time.perf_counter() - wall_s, time.process_time() - cpu_s
         ends = tuple(node.device.statistics.irq_cycle or 0 for node in cluster.nodes)
         memories = [node.device.memory for node in cluster.nodes]

@@ -10,9 +10,7 @@ windows. Sampling counters changes nothing either, as registers can be read whil
 
 import ctypes
 import os
-import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -48,29 +46,6 @@ from fpgapipe.sim_tb.native.phy import WireCounts, WireSpec
 _RESET_CYCLES = 4
 _MAX_CYCLES = 1 << 62
 _NO_LIMIT_S = 1e9
-
-
-@dataclass(frozen=True)
-class Progress:
-    """Progress of a run.
-
-    Attributes
-    ----------
-    cycle : int
-        Current cycle of the cluster.
-    ran : int
-        Cycles since the begin of this run.
-    elapsed_s : float
-        Seconds since the begin of this run.
-    remaining_s : float or None
-        Estimated remaining seconds, if the speed stays the same and the run takes as many cycles as
-        its caller expects; None without an expectation.
-    """
-
-    cycle: int
-    ran: int
-    elapsed_s: float
-    remaining_s: float | None
 
 
 class Cluster(NodeRegisters, Closing):
@@ -266,9 +241,8 @@ class Cluster(NodeRegisters, Closing):
         *,
         until_irq: bool = True,
         stall_cycles: int | None = 200_000,
-        progress: Callable[[Progress], object] | None = None,
+        progress: Callable[[int], object] | None = None,
         progress_s: float = 0.1,
-        expected_cycles: int | None = None,
     ) -> int:
         """Run until all awaited interrupts are high, or for a number of cycles.
 
@@ -288,11 +262,9 @@ class Cluster(NodeRegisters, Closing):
             considered stalled. Progress is an active memory bus, a progress counter that changes in
             a node with registers, or a beat from a node without registers. None means no limit.
         progress : callable, optional
-            Function that is called about every `progress_s` seconds.
+            Function that is called about every `progress_s` seconds with the cycles that ran.
         progress_s : float
             Approximate interval at which Python handles signals and calls `progress`, seconds.
-        expected_cycles : int, optional
-            Number of cycles that the caller expects the run to take; defaults to `max_cycles`.
 
         Returns
         -------
@@ -314,15 +286,14 @@ class Cluster(NodeRegisters, Closing):
         if stall_cycles is not None and stall_cycles < 2000:
             raise ValueError(f"stall_cycles must be at least 2000, not {stall_cycles}")
         self.begin((stall_cycles or 0) if until_irq else 0)
-        begin, begin_s = self.cycle, time.perf_counter()
-        expected = expected_cycles or max_cycles
+        begin = self.cycle
         most = _MAX_CYCLES if max_cycles is None else max_cycles
         reason = Reason.TIME
         while reason is Reason.TIME:
             left = most - (self.cycle - begin)
             reason = self._slice(left, until_irq, progress_s)
             if progress:
-                progress(progress_of_run(self.cycle, begin, begin_s, expected))
+                progress(self.cycle - begin)
         if reason is Reason.STALLED:
             raise self._stalled(f"nothing has moved for {stall_cycles} cycles")
         if until_irq and reason is Reason.CYCLES:
@@ -560,10 +531,3 @@ class Cluster(NodeRegisters, Closing):
         """Event counts of a connection's wire since the reset."""
         number, port = self.connections[connection].source
         return self.nodes[number].device.wire_counts(port)
-
-
-def progress_of_run(cycle: int, begin: int, begin_s: float, expected: int | None) -> Progress:
-    """Progress of a run that began in cycle `begin` at the time `begin_s` (`perf_counter`)."""
-    ran, elapsed_s = cycle - begin, time.perf_counter() - begin_s
-    left_s = elapsed_s / ran * max(expected - ran, 0) if expected and ran else None
-    return Progress(cycle, ran, elapsed_s, left_s)

@@ -103,8 +103,8 @@ def cluster(threads: int | None, trace: str | None, as_json: bool, **given: Any)
             seed=given["seed"],
             threads=threads,
             sample_cycles=given["sample_cycles"] if trace else 0,
-            progress=lambda now: display.update(
-                completed=now.ran, total=max(now.ran, chain.expected_cycles)
+            progress=lambda ran: display.update(
+                completed=ran, total=max(ran, chain.expected_cycles)
             ),
         )
     print_figures(found.to_dict(), found.matches_model, f"{given['devices']} devices", as_json)
