@@ -184,9 +184,6 @@ class GemmCost(NamedTuple):
         Cycles of the array alone, if operands always arrive in time (`SystolicSpec.cycles`).
     memory_cycles : int
         Cycles in which the memory is busy.
-    exposed_cycles : int
-        Cycles of the first load and last store that do not overlap with computation, and fixed
-        latencies: `cycles` less `compute_cycles`.
     memory_bytes : int
         Bytes read and written.
     swapped : bool
@@ -198,7 +195,6 @@ class GemmCost(NamedTuple):
     cycles: int
     compute_cycles: int
     memory_cycles: int
-    exposed_cycles: int
     memory_bytes: int
     swapped: bool
     dataflow: str
@@ -371,7 +367,6 @@ def _cost(
         cycles,
         product.steps * compute,
         memory,
-        cycles - product.steps * compute,
         memory_bytes,
         swapped,
         blocking.dataflow,
