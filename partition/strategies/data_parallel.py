@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from fpgapipe.partition.timeline.timeline import Timeline
 
 
-class Planned(Protocol):
+class PlanMaker(Protocol):
     """Makes the plan of a candidate."""
 
     def __call__(self, candidate: Candidate, /, *, request: Request) -> Plan:
@@ -175,7 +175,7 @@ def _parts(sharers: int, count: int) -> str:
 
 def priced_best(
     request: Request,
-    candidates: Sequence[tuple[Candidate, Planned]],
+    candidates: Sequence[tuple[Candidate, PlanMaker]],
     on_step: Callable[[int, int], object],
     subject: str,
     *,
@@ -214,13 +214,13 @@ def priced_best(
         If all plans whose programs are timed are refused, with the reasons, or if none is timed
         and formulas have no time.
     """
-    looks = [_Look(step, request, *each) for step, each in enumerate(candidates)]
-    best_of: dict[_Look, float] = {}
-    found: dict[_Look, tuple[Plan, Timeline]] = {}
+    looks = [_Estimated(step, request, *each) for step, each in enumerate(candidates)]
+    best_of: dict[_Estimated, float] = {}
+    found: dict[_Estimated, tuple[Plan, Timeline]] = {}
     refusals = Refusals()
     spent = [0.0]
 
-    def price(some: Sequence[_Look], most_s: float = PRICES_S) -> None:
+    def price(some: Sequence[_Estimated], most_s: float = PRICES_S) -> None:
         jobs = []
         for look in some:
             best_of[look] = inf
@@ -261,13 +261,13 @@ def priced_best(
 
 
 @dataclass(frozen=True, eq=False)
-class _Look:
+class _Estimated:
     """A candidate, and what formulas say of its plan."""
 
     number: int
     request: Request
     candidate: Candidate
-    planned: Planned
+    planned: PlanMaker
 
     @cached_property
     def plan(self) -> Plan:
