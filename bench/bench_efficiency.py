@@ -53,8 +53,8 @@ def main() -> None:
     data = plans["data"]
     rounds = data.num_microbatches // data.sharers
     passes_s = max(
-        rounds * (stage.forward_s + stage.input_gradient_s + stage.weight_gradient_s)
-        for stage in data.stages
+        rounds * (node.forward_s + node.input_gradient_s + node.weight_gradient_s)
+        for node in data.nodes
     )
     least_s = min(alone.predicted.minibatch_s / given.devices, passes_s)
     rows: dict[str, dict[str, Any]] = {}
