@@ -60,11 +60,9 @@ def build_pipeline(
     memory: MemorySpec | Sequence[MemorySpec] | None = None,
     options: StepOptions | None = None,
     tasks_of: TasksOf | None = None,
+    placement: Placement | None = None,
 ) -> PipelineProgram:
-    """Compile a training step, or inference, for a chain of devices.
-
-    The links of a core lead to the device before and to the next one, in this order; the first and
-    the last device lack one of them.
+    """Compile a training step, or inference, for devices that are joined by wires.
 
     Parameters
     ----------
@@ -85,6 +83,9 @@ def build_pipeline(
     tasks_of : callable, optional
         Returns those tasks of a device that its program has, for programs that are only timed. All
         if left out; concurrent passes cannot be left out.
+    placement : Placement, optional
+        The devices and their wires. A chain if left out: the links of a core lead to the device
+        before and to the next one, in this order, and the first and the last device lack one.
 
     Raises
     ------
@@ -93,7 +94,7 @@ def build_pipeline(
     NotImplementedError
         If no programs are made for such a plan, or a layer does not fit its core.
     """
-    lowering = Lowering.of(graph, cores, layers, schedule, memory, options)
+    lowering = Lowering.of(graph, cores, layers, schedule, memory, options, placement)
     parts: list[StepProgram] = []
     values: Mapping[str, Value] = {}
     for stage in lowering.stages:
@@ -105,7 +106,7 @@ def build_pipeline(
         _check_order(
             tie, [part.stored[tie.parameter] for part in parts if tie.parameter in part.stored]
         )
-    return PipelineProgram(graph, tuple(parts))
+    return PipelineProgram(graph, tuple(parts), lowering.placement)
 
 
 @dataclass(frozen=True)
@@ -150,6 +151,7 @@ class Lowering:
         schedule: Schedule,
         memory: MemorySpec | Sequence[MemorySpec] | None = None,
         options: StepOptions | None = None,
+        placement: Placement | None = None,
     ) -> Lowering:
         """Check that all fit together; parameters and errors are those of `build_pipeline`."""
         division = layers if isinstance(layers, Stages) else Stages.of(layers)
@@ -175,7 +177,7 @@ class Lowering:
         for tie in ties:
             _check_whole(graph, tie, division)
         steps = common_steps(schedule) if splits else {}
-        placement = Placement.chain(len(cores))
+        placement = placement or Placement.chain(len(cores))
         _check_cores(cores, division, schedule, placement, 2 if splits else 1)
         return cls(
             graph, cores, schedule, division, stages, memories, options, ties, steps, placement
@@ -330,8 +332,13 @@ def _check_cores(
             f"{len(division.layers)} stages need a number of devices each, {count} together, not "
             f"{list(division.sizes)}"
         )
+    if placement.num_nodes != count:
+        raise UserError(f"{count} devices cannot be those of {placement.num_nodes} nodes")
+    for index in range(1, count):
+        if placement.before(index) != index - 1:
+            raise UserError(f"data pass from node {index - 1} to node {index}, which no wire joins")
     for index, core in enumerate(cores):
-        needed = len(placement.wires_of(index))
+        needed = max(placement.links_of(index), default=-1) + 1
         if len(core.links) < needed:
             raise UserError(
                 f"the core of device {index} needs {needed} links, not {len(core.links)}"

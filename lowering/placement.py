@@ -71,6 +71,10 @@ class Placement:
         ends = (sorted(node for node, _ in wire) for wire in self.wires)
         return tuple((one, other) for one, other in ends)
 
+    def links_of(self, node: int) -> list[int]:
+        """Numbers of a node's links that wires are plugged into."""
+        return sorted(link for (each, _), (link, _) in self._joined.items() if each == node)
+
     def wires_of(self, node: int) -> list[int]:
         """Numbers of a node's wires, in the order of its links."""
         own = sorted(found for (each, _), found in self._joined.items() if each == node)
@@ -95,3 +99,7 @@ class Placement:
             0 if before is None else self.link(node, before),
             len(self.wires_of(node)) if after is None else self.link(node, after),
         )
+
+
+ALONE = Placement.chain(1)
+"""A node without wires."""

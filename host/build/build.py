@@ -133,7 +133,8 @@ class Build:
     @functools.cached_property
     def pipeline(self) -> PipelineProgram:
         """Programs of all devices."""
-        return PipelineProgram(self.graph, tuple(program for program, _ in self._devices))
+        parts = tuple(program for program, _ in self._devices)
+        return PipelineProgram(self.graph, parts, PlacedNodes.of(self.plan, self.cluster).placement)
 
     @functools.cached_property
     def parameters(self) -> dict[str, NDArray[np.float32]]:

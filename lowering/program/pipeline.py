@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 from typing import TYPE_CHECKING
 
 from fpgapipe.lowering.memory.memory_map import (
@@ -13,7 +12,7 @@ from fpgapipe.lowering.memory.memory_map import (
     mean_outcomes,
     whole_outcome,
 )
-from fpgapipe.lowering.placement import End, Placement
+from fpgapipe.lowering.placement import ALONE, End, Placement
 from fpgapipe.lowering.units.step_options import counting_labels
 from fpgapipe.network.initial_values import num_indices
 from fpgapipe.network.losses import labels_of
@@ -45,15 +44,16 @@ class PipelineProgram:
         The network, with the batch size of one micro-batch.
     parts : tuple of DeviceProgram
         Program of each device.
+    placement : Placement
+        The devices, and the wires between them; a device alone if left out.
     """
 
     graph: Graph
     parts: tuple[DeviceProgram, ...]
+    placement: Placement = ALONE
 
-    @cached_property
-    def placement(self) -> Placement:
-        """The devices, and the wires between them."""
-        return Placement.chain(len(self.parts))
+    def __post_init__(self) -> None:
+        assert len(self.parts) == self.placement.num_nodes, "each node has a program"
 
     @property
     def wiring(self) -> tuple[tuple[End, End], ...]:

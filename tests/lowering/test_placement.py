@@ -1,10 +1,23 @@
 """Placements: links are looked up from either end, and what is not joined is refused."""
 
+from dataclasses import replace
+
+import numpy as np
 import pytest
+from step_cases import SMALL_CORE, every_operator
 
 from fpgapipe.errors import UserError
+from fpgapipe.hw.hls_models.model.cluster import run_cluster
+from fpgapipe.hw.hls_models.model.core import CoreModel
+from fpgapipe.hw.hls_models.spec.link import LinkEngineSpec
+from fpgapipe.lowering.lower import build_pipeline
 from fpgapipe.lowering.placement import Placement
+from fpgapipe.lowering.shards.degrees import Degrees
+from fpgapipe.lowering.shards.stages import Stages
 from fpgapipe.lowering.sums.all_reduce import Member
+from fpgapipe.lowering.units.step_options import scalar_bits
+from fpgapipe.network.initial_values import initial_parameters, random_batch
+from fpgapipe.partition.schedule.schedule_kinds import make_schedule
 
 
 def test_a_chain_has_the_links_of_its_neighbours():
@@ -41,3 +54,58 @@ def test_a_ring_is_a_placement():
     assert (ring.link(0, 3), ring.link(3, 0), ring.wire(0, 3)) == (1, 1, 3)
     assert (ring.wires_of(0), ring.wires_of(3)) == ([0, 3], [2, 3])
     assert (ring.before(3), ring.after(0)) == (2, 1)
+
+
+SWAPPED = Placement(3, (((0, 2), (1, 1)), ((1, 0), (2, 3))))
+"""Three nodes whose links have other numbers than those of a chain."""
+
+
+@pytest.mark.parametrize("degrees", [None, "sample"])
+def test_programs_follow_the_wires(degrees):
+    """A step leaves the same bits, whatever links the wires of a placement are plugged into."""
+    core = replace(SMALL_CORE, links=(LinkEngineSpec(),) * 4)
+    graph = every_operator(3)
+    names = tuple(graph.layers)
+    layers = [names[:9], names[9:20], names[20:]]
+    if degrees:
+        cut = {name: Degrees(sample=3) for name in names}
+        layers = Stages((names,), (3,), cut)
+    schedule = make_schedule("1f1b-as", 1 if degrees else 3, 2)
+    left, programs = [], []
+    for placement in (Placement.chain(3), SWAPPED):
+        made = build_pipeline(graph, [core] * 3, layers, schedule, placement=placement)
+        assert made.wiring == placement.wires
+        memories = made.images(initial_parameters(graph, 0))
+        made.set_batch(memories, *random_batch(graph, 0, made.num_microbatches))
+        models = [CoreModel(core, memory) for memory in memories]
+        for model in models:
+            model.scalars[:] = scalar_bits(seed=7)
+        programs.append([part.instructions for part in made.parts])
+        run_cluster(models, programs[-1], placement.wires)
+        left.append(
+            [part.parameters(each) for part, each in zip(made.parts, memories, strict=True)]
+        )
+    assert programs[0] != programs[1]
+    for one, other in zip(*left, strict=True):
+        assert list(one) == list(other)
+        for name in one:
+            np.testing.assert_array_equal(one[name], other[name])
+
+
+@pytest.mark.parametrize(
+    ("placement", "message"),
+    [
+        (Placement.chain(2), "3 devices cannot be those of 2 nodes"),
+        (SWAPPED, "the core of device 0 needs 3 links, not 2"),
+        (Placement(3, (((0, 0), (1, 0)),)), "data pass from node 1 to node 2, which no wire joins"),
+    ],
+)
+def test_placements_that_do_not_fit(placement, message):
+    core = replace(SMALL_CORE, links=(LinkEngineSpec(),) * 2)
+    graph = every_operator(3)
+    names = tuple(graph.layers)
+    schedule = make_schedule("1f1b-as", 3, 2)
+    with pytest.raises(UserError, match=message):
+        build_pipeline(
+            graph, [core] * 3, [names[:9], names[9:20], names[20:]], schedule, placement=placement
+        )
