@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
     from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec
     from fpgapipe.lowering.memory.memory_map import Stored
-    from fpgapipe.lowering.program.boundary import Stage
+    from fpgapipe.lowering.program.boundary import StageUnits
     from fpgapipe.lowering.program.step_program import StepProgram
     from fpgapipe.lowering.schedule.schedule import Schedule, Task
     from fpgapipe.lowering.shards.local_network import StageNetwork
@@ -118,7 +118,7 @@ class Lowering:
     graph, cores, schedule
         As for `build_pipeline`.
     division : Stages
-    stages : tuple of Stage
+    stages : tuple of StageUnits
         Units and boundary tensors of each stage.
     memories : sequence of MemorySpec
     options : StepOptions
@@ -135,7 +135,7 @@ class Lowering:
     cores: Sequence[CoreSpec]
     schedule: Schedule
     division: Stages
-    stages: tuple[Stage, ...]
+    stages: tuple[StageUnits, ...]
     memories: Sequence[MemorySpec]
     options: StepOptions
     ties: tuple[Tie, ...]

@@ -45,7 +45,7 @@ class BoundaryTensor:
 
 
 @dataclass(frozen=True)
-class Stage:
+class StageUnits:
     """A part of a network that runs on one device.
 
     Attributes
@@ -84,7 +84,7 @@ class Part:
 
     Attributes
     ----------
-    stage : Stage
+    stage : StageUnits
         Its units are those of the device's own network.
     values : mapping of str to Value
         Values that come from the stage before, for their shapes and formats; the names of their
@@ -108,7 +108,7 @@ class Part:
         Weights that several stages have.
     """
 
-    stage: Stage
+    stage: StageUnits
     values: Mapping[str, Value] = field(default_factory=dict)
     gradient_formats: Mapping[str, ElementFormat] = field(default_factory=dict)
     returned_formats: Mapping[str, ElementFormat] = field(default_factory=dict)
@@ -225,7 +225,7 @@ class Part:
         return TransferKernel(name, opcode, link, channel, tensor, stream, parts)
 
 
-def stages_of(graph: Graph, layers: Sequence[Sequence[str]], *, train: bool) -> list[Stage]:
+def stages_of(graph: Graph, layers: Sequence[Sequence[str]], *, train: bool) -> list[StageUnits]:
     """Divide a network into stages.
 
     Layers of one unit (for example a convolution, its bias and its activation) stay together, in
@@ -282,7 +282,7 @@ def stages_of(graph: Graph, layers: Sequence[Sequence[str]], *, train: bool) -> 
         )
     bounds.append(())
     return [
-        Stage(index, len(layers), tuple(own), bounds[index], bounds[index + 1])
+        StageUnits(index, len(layers), tuple(own), bounds[index], bounds[index + 1])
         for index, own in enumerate(placed)
     ]
 
@@ -324,7 +324,7 @@ def _with_gradient(graph: Graph) -> frozenset[str]:
 
 
 def gradient_formats(
-    graph: Graph, stages: Sequence[Stage], index: int, activations: ElementFormat
+    graph: Graph, stages: Sequence[StageUnits], index: int, activations: ElementFormat
 ) -> dict[str, ElementFormat]:
     """Formats of the gradients that come back for what a stage sends on.
 

@@ -9,7 +9,7 @@ from fpgapipe.lowering.program.device_program import DeviceProgram
 
 if TYPE_CHECKING:
     from fpgapipe.lowering.memory.layout import Demand
-    from fpgapipe.lowering.program.boundary import Stage
+    from fpgapipe.lowering.program.boundary import StageUnits
     from fpgapipe.lowering.units.layouts import Value
     from fpgapipe.lowering.units.step_options import StepOptions
     from fpgapipe.network.graph import Graph
@@ -23,7 +23,7 @@ class StepProgram(DeviceProgram):
     ----------
     graph : Graph
     options : StepOptions
-    stage : Stage
+    stage : StageUnits
         The part of the network that the device computes.
     values : dict of str to Value
         Values of the first micro-batch.
@@ -37,7 +37,7 @@ class StepProgram(DeviceProgram):
 
     graph: Graph
     options: StepOptions
-    stage: Stage
+    stage: StageUnits
     values: dict[str, Value]
     operands: dict[tuple[str, str], str]
     gradients: dict[str, str]

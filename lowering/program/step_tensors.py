@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from fpgapipe.hw.hls_models.numerics.element_format import FP32
-from fpgapipe.lowering.program.boundary import Part, Stage
+from fpgapipe.lowering.program.boundary import Part, StageUnits
 from fpgapipe.lowering.program.parameter_layout import stored_as
 from fpgapipe.lowering.program.share import Share
 from fpgapipe.lowering.tiling.kernel import Tensor
@@ -75,7 +75,7 @@ class StepTensors:
         self.stored: dict[str, Stored] = {}
         self._slots = slots
         self._num_slots = max(slots.values()) + 1
-        self.part = part or Part(Stage(0, 1, tuple(units)))
+        self.part = part or Part(StageUnits(0, 1, tuple(units)))
         self._share = share or Share()
         self._fixed: dict[str, NDArray[np.float32]] = {}  # contents of constants
         self._written: set[str] = set()  # parameters that already have a gradient
