@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from fpgapipe.hw.hls_models.isa.instructions import WORD_BYTES
 from fpgapipe.lowering.memory.layout import Own
 from fpgapipe.lowering.memory.placed import Placed
 from fpgapipe.lowering.memory.sharing import Category
+from fpgapipe.lowering.tiling.tile import ceil_word
 from fpgapipe.lowering.units.step_options import (
     GRADIENTS,
     MOMENTUM,
@@ -85,7 +85,7 @@ class Arenas:
     @staticmethod
     def elements_of(tensors: Iterable[Tensor]) -> int:
         """Number of elements of tensors that follow one another, each from a whole word on."""
-        return sum(_ceil_word(each.size_bytes) for each in tensors) // 4
+        return sum(ceil_word(each.size_bytes) for each in tensors) // 4
 
     def groups(self) -> list[tuple[int, int, bool]]:
         """Parts of the gradients' arena in which all or none of the parameters decay.
@@ -95,7 +95,7 @@ class Arenas:
         found: list[tuple[int, int, bool]] = []
         at = 0
         for each in self._of[GRADIENTS]:
-            decays, size = each.name not in self._undecayed, _ceil_word(each.size_bytes) // 4
+            decays, size = each.name not in self._undecayed, ceil_word(each.size_bytes) // 4
             if found and found[-1][2] == decays:
                 first, count, _ = found.pop()
                 found.append((first, count + size, decays))
@@ -119,9 +119,5 @@ class Arenas:
             at = places[name].begin
             for each in inside:
                 found[each.name + SUFFIXES[name]] = Placed(at, at + each.size_bytes)
-                at += _ceil_word(each.size_bytes)
+                at += ceil_word(each.size_bytes)
         return found
-
-
-def _ceil_word(size_bytes: int) -> int:
-    return -(-size_bytes // WORD_BYTES) * WORD_BYTES

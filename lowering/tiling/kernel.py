@@ -22,7 +22,7 @@ from fpgapipe.hw.hls_models.isa.vector_op import VectorOp
 from fpgapipe.hw.hls_models.numerics.element_format import FP32, ElementFormat
 from fpgapipe.hw.hls_models.spec.core_spec import NoRoom
 from fpgapipe.lowering.tiling.template import Template
-from fpgapipe.lowering.tiling.tile import Tile
+from fpgapipe.lowering.tiling.tile import Tile, ceil_word
 
 
 @dataclass(frozen=True)
@@ -448,7 +448,7 @@ class VectorKernel:
         begins = _apart(self.buffers, banks, bank_bytes, self.buffer_count)
         places = {}
         for name, buffer in self.buffers.items():
-            size = 0 if buffer.kept else _ceil_word(buffer.size_bytes)
+            size = 0 if buffer.kept else ceil_word(buffer.size_bytes)
             places[name] = self.region.base + begins[name] + copy * size
         return places
 
@@ -484,13 +484,9 @@ def _in_a_row(buffers: Mapping[str, Buffer], buffer_count: int) -> dict[str, int
 def room_of(buffers: Mapping[str, Buffer], buffer_count: int = 2) -> int:
     """Bytes of scratchpad that all copies of the buffers take."""
     return sum(
-        _ceil_word(buffer.size_bytes) * (1 if buffer.kept else buffer_count)
+        ceil_word(buffer.size_bytes) * (1 if buffer.kept else buffer_count)
         for buffer in buffers.values()
     )
-
-
-def _ceil_word(size_bytes: int) -> int:
-    return -(-size_bytes // WORD_BYTES) * WORD_BYTES
 
 
 def _vector(

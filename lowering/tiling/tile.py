@@ -10,7 +10,8 @@ from fpgapipe.hw.hls_models.isa.instructions import WORD_BYTES
 _MAX_COUNT = 1 << 16
 
 
-def _ceil_word(size_bytes: int) -> int:
+def ceil_word(size_bytes: int) -> int:
+    """Round a size up to a multiple of a word of the scratchpad."""
     return -(-size_bytes // WORD_BYTES) * WORD_BYTES
 
 
@@ -58,13 +59,13 @@ class Tile:
     @property
     def size_bytes(self) -> int:
         """Bytes of the scratchpad that the tile takes, in whole words."""
-        return _ceil_word(self.shift + self.span_bytes)
+        return ceil_word(self.shift + self.span_bytes)
 
     @property
     def beats(self) -> int:
         """Words of 64 bytes that a transfer moves."""
         return sum(
-            (_ceil_word(body["memory"] % WORD_BYTES + body["row_bytes"]) // WORD_BYTES)
+            (ceil_word(body["memory"] % WORD_BYTES + body["row_bytes"]) // WORD_BYTES)
             * (body["rows"] + 1)
             * (body["planes"] + 1)
             for body in self.transfers(0, 0)
@@ -154,7 +155,7 @@ def tile_of(
         elif stored:
             pitch = span + (memory - span) % WORD_BYTES
         elif memory % WORD_BYTES == 0:
-            pitch = _ceil_word(offset % WORD_BYTES + span)
+            pitch = ceil_word(offset % WORD_BYTES + span)
         else:
             least = span + 2 * (WORD_BYTES - 1)
             pitch = least + (memory - least) % WORD_BYTES
