@@ -2,10 +2,14 @@
 
 import ast
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
+import click
 import pytest
 
+import fpgapipe
+from fpgapipe.host.cli.main import cli
 from fpgapipe.partition.schedule.schedule_kinds import SCHEDULES
 from fpgapipe.partition.strategies.registered import STRATEGIES
 
@@ -20,11 +24,17 @@ COMMON_WORDS = {"channel", "data", "filter", "spatial"}
 """Names of strategies that other things have, too."""
 
 
+@cache
+def parsed(path: Path) -> ast.Module:
+    """The syntax tree of a module."""
+    return ast.parse(path.read_text())
+
+
 def trees(*folders: str) -> Iterator[tuple[str, ast.Module]]:
     """Paths and syntax trees of the modules of some folders."""
     for folder in folders:
         for path in sorted((ROOT / folder).rglob("*.py")):
-            yield path.relative_to(ROOT).as_posix(), ast.parse(path.read_text())
+            yield path.relative_to(ROOT).as_posix(), parsed(path)
 
 
 def functions(tree: ast.AST) -> Iterator[ast.FunctionDef]:
@@ -157,3 +167,17 @@ def test_kinds_are_registered_not_listed(names, rooms):
 )
 def test_each_kind_of_list_is_found(line):
     assert list(lists_of(ast.parse(line), frozenset({"gpipe", "1f1b"})))
+
+
+SET_UP = {"agent", "bench", "completion", "doctor", "new"}
+"""Commands that serve, measure or set up a machine."""
+
+CALLS = {"boards": "list_boards", "cluster": "describe_cluster"}
+"""Calls that are named otherwise than their commands."""
+
+
+def test_every_command_is_a_call():
+    commands = set(cli.list_commands(click.Context(cli)))
+    assert commands > SET_UP
+    for name in commands - SET_UP:
+        assert callable(getattr(fpgapipe, CALLS.get(name, name))), name
