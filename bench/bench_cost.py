@@ -82,7 +82,7 @@ def main() -> None:
                 "resnet50_training_32x32": training_step(),
                 "resnet50": seconds("resnet50"),
                 "resnet152": seconds("resnet152"),
-                "u280_candidates": [[each.core.rows, each.core.cols] for each in cores],
+                "u280_candidates": [[each.core.rows, each.core.cols] for each in nodes],
                 "u280_candidates_s": round(candidates_s, 4),
             },
             indent=2,

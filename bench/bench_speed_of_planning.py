@@ -1,10 +1,11 @@
 """Seconds of planning, comparing and building, cold and warm; prints one JSON object.
 
 Each command runs in a fresh process: first with an empty cache, then again with what the first run
-left there. Machine code that numba and the C++ compiler make when fpgapipe is first used at all, and
-Python's own compiled files, are there already, as commands before the others see to it. Plans are asked for
-once more with another schedule, which the cache has no answer for. Processor seconds include those
-of helper processes. Each command has the level of its prices: ``machine``, or ``estimate``.
+left there. Machine code that numba and the C++ compiler make when fpgapipe is first used at all,
+and Python's own compiled files, are there already, as commands before the others see to it. Plans
+are asked for once more with another schedule, which the cache has no answer for. Processor seconds
+include those of helper processes. Each command has the level of its prices: ``machine``, or
+``estimate``.
 """
 
 import argparse

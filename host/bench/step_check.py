@@ -2,8 +2,8 @@
 
 An element of a block whose largest magnitude is below ``2**(e + 1)`` is rounded to a multiple of
 ``step = 2**(e - 6)``. The error is at most half a step, except where rounding would give 128 steps;
-there it is less than one step (docs/numbers.md). To first order, the error of a product is a sum over
-the reduction of ``a * error_b + error_a * b``. Two numbers follow from this:
+there it is less than one step (docs/numbers.md). To first order, the error of a product is a sum
+over the reduction of ``a * error_b + error_a * b``. Two numbers follow from this:
 
 * a bound, which no error exceeds: ``sum(|a| * step_b + step_a * |b| + step_a * step_b)``;
 * the variance to be expected if rounding errors are uniform and independent of each other:

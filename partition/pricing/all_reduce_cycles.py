@@ -13,7 +13,7 @@ from fpgapipe.lowering.program.assemble import assemble
 from fpgapipe.lowering.program.lanes import lanes_of
 from fpgapipe.lowering.sums.all_reduce import Member, all_reduce, buffers_of, chunks_of
 from fpgapipe.lowering.tiling.kernel import Tensor
-from fpgapipe.partition.pricing.plan_cores import core_specs, memory_specs, wire_timings
+from fpgapipe.partition.pricing.plan_cores import memory_specs, wire_timings
 from fpgapipe.partition.pricing.price_cache import remembered
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ FEW_CHUNKS = 16
 def all_reduce_s(plan: Plan, cluster: ClusterSpec, elements: int) -> float:
     """Seconds in which the devices of a data-parallel plan add up their gradients."""
     cycles = all_reduce_cycles(
-        elements, core_specs(plan), memory_specs(plan), wire_timings(plan, cluster)
+        elements, plan.cores, memory_specs(plan), wire_timings(plan, cluster)
     )
     return cycles / plan.clk_hz
 

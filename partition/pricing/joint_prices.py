@@ -19,7 +19,7 @@ from fpgapipe.hw.hls_models.isa.instructions import Opcode
 from fpgapipe.lowering.lower import build_pipeline
 from fpgapipe.lowering.schedule.schedule import TaskKind, forward_only
 from fpgapipe.partition.plan import DATA_PARALLEL, Prediction
-from fpgapipe.partition.pricing.plan_cores import asked_of, core_specs, memory_specs, wire_timings
+from fpgapipe.partition.pricing.plan_cores import asked_of, memory_specs, wire_timings
 from fpgapipe.partition.pricing.plan_memory import node_memory
 from fpgapipe.partition.pricing.price_cache import remembered
 from fpgapipe.partition.schedule.schedule_kinds import make_schedule
@@ -208,7 +208,7 @@ def _found(
 ) -> JointFacts:
     """Facts of the programs."""
     rounds, last = timed_rounds(plan)
-    cores, memories = core_specs(plan), memory_specs(plan)
+    cores, memories = plan.cores, memory_specs(plan)
 
     def timed(number: int) -> tuple[PipelineProgram, ClusterPrediction]:
         programs = pipeline if number == plan.rounds else None
@@ -253,7 +253,7 @@ def _some(plan: Plan, graph: Graph, options: StepOptions, rounds: int) -> Pipeli
     order = plan.order if alone else make_schedule(plan.schedule, len(plan.stages), rounds)
     try:
         return build_pipeline(
-            graph, core_specs(plan), plan.division, order, memory_specs(plan), options,
+            graph, plan.cores, plan.division, order, memory_specs(plan), options,
             tasks_of if alone else None,
         )  # fmt: skip
     except NotImplementedError as error:

@@ -31,7 +31,6 @@ from fpgapipe.partition.pricing.few_tasks import few_tasks
 from fpgapipe.partition.pricing.joint_prices import price_together, timed_rounds
 from fpgapipe.partition.pricing.plan_cores import (
     asked_of,
-    core_specs,
     memory_specs,
     wire_timings,
 )
@@ -111,7 +110,7 @@ def lower_plan(
     tasks_of = (lambda tasks: few_tasks(tasks, _most(plan))) if few else None
     try:
         found = build_pipeline(
-            graph, core_specs(plan), plan.division, plan.order, memory_specs(plan), options,
+            graph, plan.cores, plan.division, plan.order, memory_specs(plan), options,
             tasks_of,
         )  # fmt: skip
     except NotImplementedError as error:
@@ -276,7 +275,7 @@ def _sizes_of_sharers(plan: Plan, graph: Graph, options: StepOptions) -> tuple[l
     Devices with equal cores and memories need as much if they have as many neighbours on either
     side, so only the first of these is lowered, as far as its memory depends on it.
     """
-    cores, memories, count = core_specs(plan), memory_specs(plan), len(plan.nodes)
+    cores, memories, count = plan.cores, memory_specs(plan), len(plan.nodes)
     first: dict[Any, int] = {}
     alike = [
         first.setdefault((core, memory, index > 0, index < count - 1), index)

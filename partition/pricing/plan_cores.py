@@ -14,7 +14,6 @@ from fpgapipe.network.graph_json import to_json
 from fpgapipe.partition.placed_nodes import PlacedNodes
 
 if TYPE_CHECKING:
-    from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec
     from fpgapipe.hw.hls_models.spec.device import ClusterSpec
     from fpgapipe.lowering.units.step_options import StepOptions
     from fpgapipe.network.graph import Graph
@@ -24,19 +23,13 @@ MAX_RATE_DENOMINATOR = 1 << 16
 """Largest denominator of the fraction that is a simulated wire's rate, in bytes per cycle."""
 
 
-def core_specs(plan: Plan) -> list[CoreSpec]:
-    """Cores of all nodes; equal ones are one object."""
-    known: dict[CoreSpec, CoreSpec] = {}
-    return [known.setdefault(node.core, node.core) for node in plan.nodes]
-
-
 def asked_of(
     plan: Plan, graph: Graph, cluster: ClusterSpec, options: StepOptions
 ) -> dict[str, Any]:
     """Causes of the cycles of any program of a plan, as values of JSON."""
     return {
         "graph": to_json(graph),
-        "cores": [asdict(core) for core in core_specs(plan)],
+        "cores": [asdict(core) for core in plan.cores],
         "memories": [asdict(memory) for memory in memory_specs(plan)],
         "wires": [asdict(wire) for wire in wire_timings(plan, cluster)],
         "options": repr(options),
