@@ -6,11 +6,11 @@ docs/cost-model.md says what is counted and how. The cycles of matrix products c
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from fpgapipe.hw.hls_models.cycles.gemm import gemm_cost
+from fpgapipe.hw.hls_models.cycles.gemm import GemmCost, ProductSpec, gemm_costs
 from fpgapipe.hw.hls_models.spec.node import NodeSpec
 from fpgapipe.network.graph import Graph
 from fpgapipe.network.operators import Measured, Pass
@@ -201,7 +201,8 @@ class CostModel:
         distinct = {
             id(what): what for passes, update in self._passes for what in (*passes.values(), update)
         }
-        costs = {key: _pass(what, node, as_one=as_one) for key, what in distinct.items()}
+        cost_of = gemm_costs(node, as_one=as_one)
+        costs = {key: _pass(what, node, cost_of, as_one=as_one) for key, what in distinct.items()}
         found = [
             LayerCost(
                 work.layer.name,
@@ -249,8 +250,10 @@ def _forward_only(cost: LayerCost) -> LayerCost:
     )
 
 
-def _pass(work: PassWork, node: NodeSpec, *, as_one: bool) -> PassCost:
-    costs = [gemm_cost(product, node, as_one=as_one) for product in work.products]
+def _pass(
+    work: PassWork, node: NodeSpec, cost_of: Callable[[ProductSpec], GemmCost], *, as_one: bool
+) -> PassCost:
+    costs = [cost_of(product) for product in work.products]
     vector, vector_bytes = _vector(work.vector, node), _bytes(work.vector)
     memory_bytes = sum(cost.memory_bytes for cost in costs) + vector_bytes
     memory = node.transfer_cycles(memory_bytes, as_one=as_one)

@@ -6,9 +6,9 @@ docs/cost-model.md explains the formulas.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
+from functools import cache, cached_property
 from typing import NamedTuple
 
 from fpgapipe.hw.hls_models.spec.node import NodeSpec
@@ -223,16 +223,20 @@ class _Blocking(NamedTuple):
     first_cycles: int
 
 
-@lru_cache(maxsize=1 << 16)
 def gemm_cost(product: ProductSpec, node: NodeSpec, *, as_one: bool = False) -> GemmCost:
-    """Cost of a product with the best choice of stationary operand and of tiling.
+    """Cost of a product on a node; parameters and errors are those of `gemm_costs`."""
+    return gemm_costs(node, as_one=as_one)(product)
 
-    The best choice has the fewest cycles of array or memory, whichever is busy longer; then the
-    fewest bytes; then the fewest cycles in all.
+
+def gemm_costs(node: NodeSpec, *, as_one: bool = False) -> Callable[[ProductSpec], GemmCost]:
+    """Return a function for the cost of a product, which finds that of each product once.
+
+    It is the cost with the best choice of stationary operand and of tiling, the one with the fewest
+    cycles of array or memory, whichever is busy longer; then the fewest bytes; then the fewest
+    cycles in all.
 
     Parameters
     ----------
-    product : ProductSpec
     node : NodeSpec
         The node, one of whose engines has its equal share of scratchpad and memory.
     as_one : bool
@@ -249,7 +253,7 @@ def gemm_cost(product: ProductSpec, node: NodeSpec, *, as_one: bool = False) -> 
     def rank(cost: GemmCost) -> tuple[int, int, int]:
         return max(cost.compute_cycles, cost.memory_cycles), cost.memory_bytes, cost.cycles
 
-    return min(_choices(product, engine), key=rank)
+    return cache(lambda product: min(_choices(product, engine), key=rank))
 
 
 def _choices(product: ProductSpec, engine: _Engine) -> Iterator[GemmCost]:
