@@ -30,7 +30,7 @@ from fpgapipe.partition.explore.planned import as_plan
 from fpgapipe.partition.explore.smallest import THROUGHPUT, explore_smallest
 from fpgapipe.partition.placed_nodes import PlacedNodes
 from fpgapipe.partition.plan import Plan
-from fpgapipe.partition.pricing.climb import FASTEST, NEAR, cheapest_first, climb
+from fpgapipe.partition.pricing.climb import FASTEST, NEAR, SLACK, cheapest_first, climb
 from fpgapipe.partition.pricing.machine import (
     PRICES_S,
     PROGRAMS_S,
@@ -55,10 +55,6 @@ if TYPE_CHECKING:
     from fpgapipe.partition.explore.candidate import Candidate
     from fpgapipe.partition.explore.explorer import Request
     from fpgapipe.partition.timeline.timeline import Timeline
-
-SLACK = 0.12
-"""Share of the time by prices of layers by which a whole program may be faster; 0.1 was seen."""
-
 
 FEW, SHORT_S = 4, 4.0
 """Where there is no time for so many long programs, cores are compared by short ones first, which

@@ -22,6 +22,10 @@ FASTEST = 0.87
 32x32 core with 6,250 samples, whose layers overlap). Nearly all programs take longer than formulas
 say."""
 
+SLACK = 0.12
+"""Share of the time by prices of layers, or by formulas that are as far off as of another plan, by
+which a whole program may be faster; 0.1 was seen."""
+
 
 class Combination(Protocol):
     """A number of micro-batches and cores, with what formulas say of them."""

@@ -17,7 +17,7 @@ from fpgapipe.partition.explore.candidate import device_chain, on_every_device, 
 from fpgapipe.partition.explore.cut_problem import memory_fault
 from fpgapipe.partition.explore.explorer import KnownGraphs, core_choices, splits_of
 from fpgapipe.partition.explore.planned import as_plan
-from fpgapipe.partition.pricing.climb import FASTEST, cheapest_first, climb
+from fpgapipe.partition.pricing.climb import FASTEST, SLACK, cheapest_first, climb
 from fpgapipe.partition.pricing.machine import (
     PRICES_S,
     effort_of,
@@ -235,6 +235,13 @@ def priced_best(
             else:
                 found[look], best_of[look] = answer, answer[0].predicted.minibatch_s
 
+    def may_win(look: _Estimated) -> bool:
+        """Whether a look may be the best if formulas are about as far off as for the first one."""
+        (first,) = found
+        slack = SLACK if look.key == first.key else 2 * SLACK  # more so for other cores
+        expected_s = look.estimate_s * best_of[first] / first.estimate_s
+        return effort_of(look.plan) <= LARGE_S and (1 - slack) * expected_s < best_of[first]
+
     largest = request.load(looks[0].plan.microbatch)
     if not refusals_of(largest, train=request.train):
         first = cheapest_first(looks, lambda look: effort_of(look.plan)) if has_formulas else looks
@@ -243,9 +250,8 @@ def priced_best(
             price([look])
             if found:
                 break
-        if has_formulas:
-            more = [look for look in islice(waiting, PRICED - 1) if effort_of(look.plan) <= LARGE_S]
-            price(more, most_s=inf)
+        if has_formulas and found:
+            price(list(filter(may_win, islice(waiting, PRICED - 1))), most_s=inf)
             climb(looks, best_of, price)
     if found:
         best = min(found, key=lambda look: best_of[look])
