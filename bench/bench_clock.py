@@ -5,6 +5,7 @@ each block of the whole cores that are named, the slowest paths with their delay
 wires, and where they begin and end, and the clock that the slowest allows. The netlists are Yosys'
 for ``-family xcup``; `ultrascale_delays.py` has the delays and says what is assumed about wires.
 Ports count as registers: the paths of whole cores, block by block, show what crosses their borders.
+``--output docs/figures/clock-paths.json`` writes the same to the file of the page docs/clock.md.
 """
 
 import argparse
@@ -20,6 +21,7 @@ from typing import Any
 
 from bench_resources import COMMANDS, blocks, yosys
 from bench_whole_cores import CORES
+from figure import write_figure
 from flat_netlist import flat
 from static_timing import Path, Timing
 
@@ -36,6 +38,11 @@ SPEC = CoreSpec(
     vector=VectorSpec(16, 4), links=(LinkEngineSpec(64),) * 2,
 )  # fmt: skip
 """The core of which blocks are measured; UltraRAM, which is larger, is not in Yosys' netlists."""
+
+NOTE = (
+    "Pre-placement estimate; docs/clock.md says what is measured and what is assumed. Names are "
+    "those of registers or, where Yosys knows none, of instances with the kind of the cell."
+)
 
 CLOCK_HZ = 300e6
 MOST_PATHS = 10
@@ -111,6 +118,7 @@ def main() -> None:
     parser.add_argument("--wires", type=float, default=1.0, help="factor of the wires' delays")
     parser.add_argument("--paths", type=int, default=MOST_PATHS, help="paths of each block")
     parser.add_argument("--work", type=FilePath, help="keep netlists here, and take those there")
+    parser.add_argument("-o", "--output", type=FilePath, help="file of figures")
     given = parser.parse_args()
     found: dict[str, Any] = {"blocks": {}, "cores": {}}
     with tempfile.TemporaryDirectory() as scratch:
@@ -129,8 +137,10 @@ def main() -> None:
             found["cores"][name] = {
                 block: report(paths, given.paths) for block, paths in parts.items()
             }
-    result = {"bench": "clock", "kind": "pre-placement estimate", "clock_hz": CLOCK_HZ}
-    print(json.dumps(result | {"wires": given.wires} | found, indent=2))
+    result = {"clock_hz": CLOCK_HZ, "wires": given.wires} | found
+    if given.output:
+        write_figure(given.output, "bench/bench_clock.py", NOTE, result)
+    print(json.dumps({"bench": "clock", "kind": "pre-placement estimate"} | result, indent=2))
 
 
 if __name__ == "__main__":

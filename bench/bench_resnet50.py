@@ -7,7 +7,8 @@ bit-exact model; every byte of the devices' memories is compared. Each case has 
 of these, the most memory that the process has used, and for each layer the multiply-accumulates,
 the cycles of the array by the cycle model, and the share of the array that they use. ``--case``
 chooses some, ``--threads`` the threads of the simulation; ``FPGAPIPE_SIMULATE`` the blocks in C++.
-Exits with 1 if a byte differs.
+``--output docs/figures/real-networks.json`` writes the figures of the layers to the file of the
+page docs/real-networks.md. Exits with 1 if a byte differs.
 """
 
 import argparse
@@ -16,7 +17,10 @@ import resource
 import sys
 import time
 from collections import defaultdict
+from pathlib import Path
 from typing import Any
+
+from figure import write_figure
 
 from fpgapipe.boards.cluster import chain_of
 from fpgapipe.boards.library import load_board
@@ -41,6 +45,11 @@ CASES = {
     for kind, devices, count in (("forward", 1, 1), ("training", 4, 4), ("training", 1, 4))
 }
 """Network, whether it is trained, devices and micro-batches."""
+
+NOTE = (
+    "Of each layer: multiply-accumulates, cycles of the array by the cycle model, and the share of "
+    "a core of 32 x 32 that they use."
+)
 
 
 def memory_gib() -> float:
@@ -165,8 +174,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--case", choices=CASES, action="append")
     parser.add_argument("--threads", type=int)
+    parser.add_argument("-o", "--output", type=Path, help="file of the layers' figures")
     given = parser.parse_args()
     found = {case: measured(case, given.threads) for case in given.case or CASES}
+    if given.output:
+        layers = {case: each["layers"] for case, each in found.items()}
+        write_figure(given.output, "bench/bench_resnet50.py", NOTE, {"cases": layers})
     print(json.dumps(found, indent=1))
     sys.exit(any(each["bytes_that_differ"] for each in found.values()))
 
