@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -158,13 +158,3 @@ def measured(question: Question, names: Iterable[str] = tuple(WAYS)) -> dict[str
         except (UserError, NotImplementedError) as error:
             found[name] = str(error)
     return found
-
-
-def table_of(headings: Iterable[str], rows: Iterable[Iterable[object]]) -> Iterator[str]:
-    """Lines of a Markdown table."""
-    headings = list(headings)
-    yield f"| {' | '.join(headings)} |"
-    yield f"|{'---|' * len(headings)}"
-    for row in rows:
-        yield f"| {' | '.join(map(str, row))} |"
-    yield ""

@@ -40,3 +40,9 @@ def test_a_bench_writes_where_it_comes_from(tmp_path):
     assert date.fromisoformat(figure["date"])
     assert figure["machine"]
     assert '\n  {"a": 1, "b": "x"},\n' in text, "a row is a line"
+
+
+def test_the_comparison_is_made_from_its_file():
+    bench = runpy.run_path(str(ROOT / "bench/comparison_page.py"))
+    figure = json.loads((ROOT / bench["FIGURES"]).read_text())
+    assert bench["page"](figure) == (ROOT / "docs/comparison.md").read_text()

@@ -1,0 +1,131 @@
+"""The page docs/comparison.md, from the file of figures that `make_comparison.py` writes."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby
+from typing import Any
+
+from fpgapipe.host.terminal.console import scaled
+
+FIGURES = "docs/figures/comparison.json"
+
+NAMES = {"pipeline": "pipeline", "data": "data parallel", "layerwise": "layer-wise"}
+KEYS = {name: way for way, name in NAMES.items()}
+
+SPEEDUP = 3.2
+MEMORY = 4.0
+
+Row = dict[str, Any]
+
+INTRODUCTION = """\
+# Comparison of ways to train
+
+<!-- Made by bench/make_comparison.py; do not edit. -->
+
+**Everything here is predicted; nothing was measured on a board.** Where the column *prices* says
+*machine*, each time is that of the plan's own programs, by the cycle model, which is within 2 % of
+the simulated hardware ([prediction](prediction.md#measured)), and memory is that of these programs.
+*estimate* stands for the formulas of the [cost model](cost-model.md), which know nothing of the
+overhead of instructions.
+
+* **Pipeline**: the fastest of 1f1b-as, zb-h1 and zb-h2 with two stages or more; a layer is in one
+  stage. The planner chooses the cut by prices of single layers, and the plan is then timed.
+* **Data parallel**: every device has the whole network and an equal share of the batch; the sum of
+  gradients follows the last backward pass.
+* **Layer-wise**: each layer is cut by samples, channels or rows, or whole, also within groups of
+  devices ([strategies](strategies.md)). Layers of GNMT-8 whose first axis is time stay whole.
+
+`fpgapipe plan NETWORK --cluster C --batch B --strategy auto` takes the fastest of these, or a
+pipeline of [groups of devices](strategies.md#stages-of-several-devices) if that is faster still,
+which this page leaves out. Time is that of a mini-batch: forward, backward, and the optimiser's
+step. All links have the line rate that is named; by themselves, those of U280 and VCU118 have
+103 Gb/s, and that of two VCU129 has 212 Gb/s. `{figures}` has time, memory and
+schedule of each configuration; `python bench/make_comparison.py` writes both anew, and
+`python bench/make_comparison.py --page` this page from the file.
+"""
+
+
+def page(figure: dict[str, Any]) -> str:
+    """The whole page."""
+    rows: list[Row] = figure["rows"]
+    lines = [INTRODUCTION.format(figures=FIGURES)]
+    lines += [figure["remark"], ""] if figure.get("remark") else []
+    lines += [*fastest_ways(rows), *claims(rows)]
+    if figure["left_out"]:
+        lines += ["## Left out", "", *(f"* {reason}" for reason in figure["left_out"])]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def fastest_ways(rows: Sequence[Row]) -> list[str]:
+    """The table of the fastest way for each network, cluster and batch, by the rate of links."""
+    table = []
+    for key, group in groupby(rows, lambda row: (row["network"], row["cluster"], row["batch"])):
+        alike = list(group)
+        rates: dict[str, list[str]] = {}
+        for row in alike:
+            rates.setdefault(row["fastest"], []).append(f"{row['gbits']:g}")
+        ways = [f"{way} ({', '.join(those)} Gb/s)" for way, those in rates.items()]
+        times = sorted(row[f"{KEYS[row['fastest']]}_s"] for row in alike)
+        ends = dict.fromkeys(scaled(time, "s") for time in (times[0], times[-1]))
+        ratios = (spread(row[f"over_{way}"] for row in alike) for way in ("data", "pipeline"))
+        fastest = ", ".join(ways) if len(ways) > 1 else next(iter(rates))
+        table.append([*key, fastest, " to ".join(ends), *ratios, alike[0]["prices"]])
+    rates_of_all = ", ".join(f"{rate:g}" for rate in sorted({row["gbits"] for row in rows}))
+    headings = ["network", "cluster", "batch", "fastest", "time", "over data parallel"]
+    return [
+        "## The fastest ways",
+        "",
+        f"Links have {rates_of_all} Gb/s; times and ratios are the least and the most over these.",
+        "",
+        *table_of([*headings, "over pipeline", "prices"], table),
+    ]
+
+
+def spread(values: Iterable[float | None]) -> str:
+    """The least and the most of some ratios."""
+    known = [value for value in values if value is not None]
+    if not known:
+        return "-"
+    ends = [f"{end:.2f}" for end in (min(known), max(known))]
+    return f"{ends[0]}x" if ends[0] == ends[1] else f"{ends[0]} to {ends[1]}x"
+
+
+def title(row: Row) -> str:
+    """The configuration of a row."""
+    return f"{row['network']}, {row['cluster']}, {row['batch']}, {row['gbits']:g} Gb/s"
+
+
+def claims(rows: Sequence[Row]) -> list[str]:
+    """Where pipelines gain what BaPipe's abstract names, and where they lose."""
+    pairs = [row for row in rows if row["pipeline_over_data"] is not None]
+    quick = [row for row in pairs if row["pipeline_over_data"] >= SPEEDUP]
+    small = [row for row in pairs if row["less_memory"] >= MEMORY]
+    slow = [row for row in pairs if row["data_s"] < row["pipeline_s"]]
+    hidden = [row for row in pairs if row["hidden_sum_is_faster"]]
+    most = max(pairs, key=lambda row: row["pipeline_over_data"])
+    least = max(pairs, key=lambda row: row["less_memory"])
+    return [
+        "## Pipelines and data parallelism",
+        "",
+        f"BaPipe's abstract names {SPEEDUP}x the speed of data parallelism, and {MEMORY:g} times "
+        f"less memory. Of {len(pairs)} configurations, a plain pipeline is {SPEEDUP} times as "
+        f"fast in {len(quick)}, and takes a quarter of the memory in {len(small)}. The most is "
+        f"{most['pipeline_over_data']:.2f}x the speed ({title(most)}) and "
+        f"{least['less_memory']:.1f} times less memory ({title(least)}). A pipeline gains where "
+        "the sum of gradients takes long: data parallelism adds up every gradient over all "
+        f"devices, a pipeline sends activations of a few layers. Data parallelism is faster in "
+        f"{len(slow)}, and in {len(hidden)} if its last backward pass hid the sum as far as "
+        "possible. It wins where links are fast for the number of weights or the batch is large: "
+        "a pipeline fills and drains, its stages are not equal, since a layer is in one of them, "
+        "and its micro-batches are smaller.",
+        "",
+    ]
+
+
+def table_of(headings: Iterable[str], rows: Iterable[Iterable[object]]) -> Iterator[str]:
+    """Lines of a Markdown table."""
+    headings = list(headings)
+    yield f"| {' | '.join(headings)} |"
+    yield f"|{'---|' * len(headings)}"
+    for row in rows:
+        yield f"| {' | '.join(map(str, row))} |"
+    yield ""
