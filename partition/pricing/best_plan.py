@@ -394,7 +394,8 @@ class _Search:
         self._time(
             each
             for each in sorted(self.tried, key=self._expected_s)
-            if (1 - SLACK) * self._expected_s(each) < least_s
+            if not each.is_timed
+            and (1 - SLACK) * self._expected_s(each) < least_s
             and self._affords(effort_of_programs(each.plan))
         )
 
@@ -443,7 +444,7 @@ class _Search:
                 continue
             if not best.is_exact:
                 return self._of(small)
-            self._time(self._price(self._looks([small])))
+            self._time(self._price(self._looks([small]), PRICES_S + PROGRAMS_S))
         enough = [
             each
             for each in self.tried
