@@ -34,6 +34,7 @@ from fpgapipe.partition.pricing.climb import FASTEST, NEAR, SLACK, cheapest_firs
 from fpgapipe.partition.pricing.machine import (
     PRICES_S,
     PROGRAMS_S,
+    SHORT_S,
     effort_of,
     effort_of_layers,
     effort_of_programs,
@@ -56,9 +57,8 @@ if TYPE_CHECKING:
     from fpgapipe.partition.explore.explorer import Request
     from fpgapipe.partition.timeline.timeline import Timeline
 
-FEW, SHORT_S = 4, 4.0
-"""Where there is no time for so many long programs, cores are compared by short ones first, which
-take so many seconds each at most."""
+FEW = 4
+"""Cores are compared by short programs first where there is no time for so many long ones."""
 
 
 @dataclass(frozen=True)

@@ -13,10 +13,15 @@ from typing import TYPE_CHECKING, Any
 from fpgapipe.errors import UserError
 from fpgapipe.lowering.schedule.schedule import ScheduleError
 from fpgapipe.partition.cost.cost import CostModel
-from fpgapipe.partition.explore.explorer import device_chains, on_one_device, plan_one
+from fpgapipe.partition.explore.explorer import (
+    device_chains,
+    on_one_device,
+    plan_one,
+    splits_of,
+)
 from fpgapipe.partition.explore.planned import as_plan
 from fpgapipe.partition.pricing.layer_choice import Choice, priced_choice
-from fpgapipe.partition.pricing.machine import is_soon_priced, price_with_room
+from fpgapipe.partition.pricing.machine import SHORT_S, effort_of, is_soon_priced, price_with_room
 from fpgapipe.partition.schedule.schedule_kinds import num_engines_of
 from fpgapipe.partition.search.problem import PlanError
 
@@ -134,6 +139,31 @@ def is_cut(request: Request, cores: Container[DeviceSpec]) -> bool:
     """Whether a network is cut over devices of these kinds, and not put on one as a whole."""
     devices = request.cluster.devices
     return len(devices) > 1 and all(device in cores for device in devices)
+
+
+def core_ratios(
+    request: Request, network: str, device: DeviceSpec, nodes: Iterable[NodeSpec]
+) -> dict[NodeSpec, float]:
+    """Times of short programs on one device as multiples of formulas, of nodes with some cores.
+
+    Formulas are about as far off for a core whatever it computes. The programs train the network
+    with the largest micro-batches that are timed within `SHORT_S`. Nodes on which that is not
+    possible are left out.
+    """
+    alone = replace(request.cluster, device_names=("alone",), devices=(device,), links=())
+    asked = replace(request, cluster=alone, schedules=("1f1b-as",), num_microbatches=None)
+    found: dict[NodeSpec, float] = {}
+    for node in nodes:
+        core = {device: replace(node, core=replace(node.core, links=()))}
+        with suppress(UserError):
+            for count in splits_of(asked):
+                plans = plans_of(asked, network, count, core, 0.0, can_build=True)
+                if plans and effort_of(plans[0].plan) <= SHORT_S:
+                    exact = timed(asked, asked.load(asked.batch // count), plans[0])
+                    if exact.is_exact:
+                        found[node] = exact.seconds / exact.by_layers_s
+                    break
+    return found
 
 
 def timed(request: Request, graph: Graph, tried: Tried) -> Tried:

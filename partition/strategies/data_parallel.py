@@ -17,13 +17,14 @@ from fpgapipe.partition.explore.candidate import device_chain, on_every_device, 
 from fpgapipe.partition.explore.cut_problem import memory_fault
 from fpgapipe.partition.explore.explorer import KnownGraphs, core_choices, splits_of
 from fpgapipe.partition.explore.planned import as_plan
-from fpgapipe.partition.pricing.climb import FASTEST, SLACK, cheapest_first, climb
+from fpgapipe.partition.pricing.climb import FASTEST, NEAR, SLACK, cheapest_first, climb
 from fpgapipe.partition.pricing.machine import (
     PRICES_S,
     effort_of,
     is_soon_priced,
     price_with_room,
 )
+from fpgapipe.partition.pricing.tried import core_ratios
 from fpgapipe.partition.search.problem import PlanError, Refusals
 
 if TYPE_CHECKING:
@@ -244,7 +245,11 @@ def priced_best(
 
     largest = request.load(looks[0].plan.microbatch)
     if not refusals_of(largest, train=request.train):
-        first = cheapest_first(looks, lambda look: effort_of(look.plan)) if has_formulas else looks
+        first: Sequence[_Estimated] = looks
+        if has_formulas:
+            first = cheapest_first(looks, lambda look: effort_of(look.plan))
+            if effort_of(first[0].plan) > LARGE_S:  # there is time for one
+                first = _by_cores(request, looks)
         waiting = (look for look in first if is_soon_priced(look.plan))
         for look in waiting:
             price([look])
@@ -264,6 +269,21 @@ def priced_best(
             "prices of it; take smaller micro-batches"
         )
     return looks[0].plan, looks[0].candidate.timeline, 0
+
+
+def _by_cores(request: Request, looks: list[_Estimated]) -> list[_Estimated]:
+    """Candidates in the order of formulas that short programs have corrected for each core."""
+    first = looks[0]
+    near = (look for look in looks if look.estimate_s <= NEAR * first.estimate_s)
+    nodes = dict.fromkeys(look.plan.nodes[0].spec for look in near)
+    device = request.cluster.devices[0]
+    if len(nodes) < 2 or len(set(request.cluster.devices)) > 1:
+        return looks
+    ratios = core_ratios(request, first.plan.network, device, nodes)
+    rest = max(ratios.values(), default=1.0)
+    return sorted(
+        looks, key=lambda look: look.estimate_s * ratios.get(look.plan.nodes[0].spec, rest)
+    )
 
 
 @dataclass(frozen=True, eq=False)

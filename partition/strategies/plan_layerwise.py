@@ -153,7 +153,8 @@ def plan_layerwise(
     found.sort(key=lambda each: each.search.step_s)
     alike: dict[tuple[int, str], _Searched] = {}
     for each in found:
-        alike.setdefault((each.num_microbatches, repr(each.degrees)), each)
+        nodes = [stage.node for stage in each.candidate.stages]
+        alike.setdefault((each.num_microbatches, repr((each.degrees, nodes))), each)
     found = list(alike.values())
     made = [(each.candidate, partial(_planned, searched=each, network=network)) for each in found]
     plan, timeline, number = priced_best(request, made, on_step, "layer-wise plan")

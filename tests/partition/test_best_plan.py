@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from itertools import product
+from math import inf
 
 import pytest
 from run_cases import small_network
@@ -128,3 +129,39 @@ def test_combinations_that_are_not_built_are_left_out(monkeypatch):
     assert found.plan.predicted.level == "machine"
     assert found.plan.num_microbatches != first.num_microbatches
     assert found.built["possible"]
+
+
+def test_short_programs_compare_the_cores_of_long_ones(monkeypatch):
+    """Where there is time for one program, it is not that of the core that formulas like best."""
+    request = replace(asked(1), batch=512, schedules=KINDS[:1])
+    best = best_plan(request, "digits").plan.predicted.samples_per_s
+
+    def affords_one(self, effort_s, most_s=0.0):
+        is_first = not self.effort_s
+        self.effort_s += effort_s
+        return is_first or most_s == inf
+
+    monkeypatch.setattr(search._Search, "_affords", affords_one)
+    monkeypatch.setattr(search._Search, "_effort_s", lambda self, look: 512 / look.count)
+    monkeypatch.setattr(search, "SHORT_S", inf)
+    monkeypatch.setattr(search, "NEAR", 1.5)
+    monkeypatch.setenv("FPGAPIPE_ANSWERS", "0")
+    assert best_plan(request, "digits").plan.predicted.samples_per_s == best
+    monkeypatch.setattr(search._Search, "_by_samples", lambda self, looks: [])
+    assert best_plan(request, "digits").plan.predicted.samples_per_s < 0.99 * best
+
+
+def test_ratios_of_cores_are_those_of_programs():
+    request = asked(1, num_microbatches=1)
+    (device,) = request.cluster.devices
+    nodes = {}
+    for cols in (32, 64):
+        found = best_plan(replace(request, array=(32, cols)), "digits")
+        formulas = explore(replace(request, array=(32, cols))).best
+        seconds = found.plan.predicted.minibatch_s
+        nodes[formulas.stages[0].node] = seconds / formulas.steady_s
+    ratios = tried.core_ratios(request, "digits", device, nodes)
+    assert ratios == pytest.approx(nodes, rel=1e-6)
+    assert ratios[min(nodes, key=lambda node: node.core.cols)] < min(
+        ratios[node] for node in nodes if node.core.cols > 32
+    )
