@@ -188,8 +188,6 @@ class KnownGraphs:
 def explore(
     request: Request,
     on_step: Callable[[int, int], object] = lambda done, total: None,
-    *,
-    searches: bool = True,
 ) -> Exploration:
     """Find the fastest way to train a network on a cluster.
 
@@ -198,8 +196,6 @@ def explore(
     request : Request
     on_step : function
         Called with the number of steps done and their total.
-    searches : bool
-        Whether cuts of the fastest candidates are searched in the event simulation.
 
     Raises
     ------
@@ -207,7 +203,7 @@ def explore(
         If nothing fits. The message names the limit, by how much and where it is exceeded, and
         what would help.
     """
-    return with_enough_splits(request, lambda asked: _explore(asked, on_step, searches))
+    return with_enough_splits(request, lambda asked: _explore(asked, on_step))
 
 
 def with_enough_splits(request: Request, find: Callable[[Request], Found]) -> Found:
@@ -221,7 +217,7 @@ def with_enough_splits(request: Request, find: Callable[[Request], Found]) -> Fo
         return find(more)
 
 
-def _explore(request: Request, on_step: Callable[[int, int], object], search: bool) -> Exploration:
+def _explore(request: Request, on_step: Callable[[int, int], object]) -> Exploration:
     """The fastest way with any of the numbers of micro-batches that are to be tried."""
     jobs = []
     for count in splits_of(request):
@@ -237,7 +233,7 @@ def _explore(request: Request, on_step: Callable[[int, int], object], search: bo
             # The smallest micro-batches came nearest to fitting.
             raise max(errors, key=lambda each: each[0])[1]
         raise PlanError(refused[0] if refused else "nothing to try")
-    if search and request.objective is Objective.MINIBATCH and not request.merges:
+    if request.objective is Objective.MINIBATCH and not request.merges:
         least_s = min(each.best.steady_s for each in found)
         near = [each.best.steady_s <= NEAR * least_s for each in found]
         asked = [
