@@ -37,7 +37,7 @@ from fpgapipe.partition.schedule.schedule_kinds import num_engines_of
 
 NETWORKS = ("digits-cnn", "mlp", "vgg-mini", "resnet-mini", *odd_networks.MODELS, *SHORT)
 SCHEDULES = ("gpipe", "1f1b-as", "zb-h1", "fbp-as")
-MOST_MEAN_ERROR, MOST_ERROR = 0.015, 0.03
+MOST_MEAN_ERROR, MOST_ERROR = 0.005, 0.03
 """Largest mean and largest single error that are wanted."""
 
 

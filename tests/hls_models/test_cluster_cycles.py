@@ -101,6 +101,18 @@ def load(size_bytes):
     return body | {"row_bytes": 1 << 12, "rows": (size_bytes >> 12) - 1, "planes": 0}
 
 
+def test_few_words_are_sent_soon_beside_long_loads():
+    """They wait for what was requested before them, and not for what is requested later."""
+    loads = [Instruction(Opcode.LOAD, body=load(1 << 16))] * 16
+    slow = [MemorySpec(32)] * 2  # half a word in a cycle
+    found = between([loads[0], *sends(1024), *loads], receives(1024), memories=slow)
+    starts, ends = found.devices[0].starts, found.devices[0].ends
+    before = 1024  # words of a load, and as many as may be requested at a time
+    assert max(ends) > 16 * 2 * before
+    # The words are in a frame, and the last of them with the tag in another one.
+    assert ends[1] - starts[1] == pytest.approx(2 * 2 * before, rel=0.05)
+
+
 @pytest.mark.parametrize(
     ("wire", "within", "taken_from"),
     [

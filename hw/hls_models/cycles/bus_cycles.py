@@ -82,7 +82,8 @@ def _new_flow(s: State, index: int, words: float, burst: float, begins: float) -
         raise MemoryError("flows")
     flow = s.flows[number]
     whole.free_flow = flow.next
-    flow.index, flow.words, flow.burst, flow.begins = index, words, burst, begins
+    flow.index, flow.words, flow.asked = index, words, words
+    flow.burst, flow.begins = burst, begins
     flow.began, flow.follower, flow.hold, flow.next = NEVER, -1, 0.0, -1
     return number
 
@@ -172,7 +173,7 @@ def fetch_words(s: State, device: int, now: float) -> None:
             if flow.words > asked:
                 if asked > EPSILON:
                     rest = _new_flow(s, flow.index, flow.words - asked, flow.burst, flow.begins)
-                    flow.index, flow.words = -1, asked
+                    flow.index, flow.words, flow.asked = -1, asked, asked
                     before = number
                     _insert(s, channel, before, rest)
                     ch.waiting += 1
@@ -259,12 +260,16 @@ def _next_of(s: State, channel: int, now: float) -> float:
 
 @compilable
 def _asked(s: State, channel: int) -> float:
-    """Return the approximate number of words that a channel has requested at present."""
+    """Return the approximate number of words that a channel has requested at a time.
+
+    Those of its first flow that have moved count as well: what was requested together comes at one
+    rate to its end, in the time in which all that was requested before it comes, too.
+    """
     ch = s.channels[channel]
     words = 0.0
     number = ch.head
     while number >= 0:
-        words += s.flows[number].words
+        words += s.flows[number].asked
         if words >= ch.most_words:
             break
         number = s.flows[number].next

@@ -123,10 +123,14 @@ PORT = _record(
 * The fields from `cuts_through` to `heard` are those of `EndCycles`.
 """
 
-FLOW = _record("index", "next", "follower", floats=("words", "burst", "begins", "began", "hold"))
+FLOW = _record(
+    *("index", "next", "follower"),
+    floats=("words", "asked", "burst", "begins", "began", "hold"),
+)
 """Words that are still to move over the bus, in one direction.
 
 * `index` is the instruction that ends with these words; negative if none does.
+* `words` are left of those that were `asked` for.
 * `burst` is the number of words per burst; 0 for words of the program.
 * The first word may move at `begins`, and moved at `began`, which is infinite before.
 * The flow `follower` must not move until `hold` cycles after the beginning of this one.
