@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import astuple, dataclass
 from itertools import product
 from typing import TYPE_CHECKING, Literal
@@ -60,7 +59,7 @@ class Degrees:
     @property
     def num_devices(self) -> int:
         """Devices in use."""
-        return math.prod(astuple(self))
+        return self.sample * self.channel * self.height * self.width * self.input
 
     def __str__(self) -> str:
         """For example ``sample=2 height=2``; ``1`` for a single device."""

@@ -7,7 +7,7 @@ candidate, from which its use of memory and links follows.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -22,6 +22,12 @@ from fpgapipe.partition.plan import DATA_PARALLEL
 from fpgapipe.partition.schedule.schedule_kinds import make_schedule, schedule_kind
 from fpgapipe.partition.search.problem import TOLERANCE
 from fpgapipe.partition.timeline.timeline import StageTimes, Timeline, simulate
+
+Option = tuple[NodeSpec, list[LayerCost]]
+"""A core of a kind of device, and the costs of all layers on it."""
+
+Choice = dict[DeviceSpec, Option]
+"""Core of each kind of device, with costs."""
 
 
 @dataclass(frozen=True)
@@ -199,7 +205,7 @@ class Candidate:
 
 def on_every_device(
     cluster: ClusterSpec,
-    choice: Mapping[DeviceSpec, tuple[NodeSpec, list[LayerCost]]],
+    choice: Choice,
     microbatch: int,
     num_microbatches: int,
     *,
@@ -210,7 +216,7 @@ def on_every_device(
     Parameters
     ----------
     cluster : ClusterSpec
-    choice : mapping of DeviceSpec to (NodeSpec, list of LayerCost)
+    choice : dict of DeviceSpec to (NodeSpec, list of LayerCost)
         Core of each kind of device, and the layers' costs there.
     microbatch, num_microbatches : int
         Samples in a micro-batch, and number of micro-batches of all devices together.

@@ -1,16 +1,23 @@
-"""Tensors that pass a cut, and the limits that a finished cut has to keep."""
+"""Tensors that pass a cut, the limits that a finished cut has to keep, and no cut at all."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import numpy as np
 
 from fpgapipe.hw.hls_models.spec.device import ClusterSpec
 from fpgapipe.network.graph import Graph
 from fpgapipe.partition.cost.cost import LayerCost
-from fpgapipe.partition.explore.candidate import Candidate
+from fpgapipe.partition.explore.candidate import (
+    Candidate,
+    Choice,
+    DeviceChain,
+    Stage,
+    time_candidate,
+)
 from fpgapipe.partition.search.problem import PlanError
 
 
@@ -65,3 +72,31 @@ def memory_fault(candidate: Candidate, cluster: ClusterSpec) -> PlanError | None
                 f"memory, {room:,.0f} usable, {math.ceil(over):,} too few; {remedy}"
             )
     return None
+
+
+def on_one_device(
+    cluster: ClusterSpec, choice: Choice, kind: str, batch: int, count: int, train: bool
+) -> Iterator[Candidate]:
+    """The whole network on a single device, for each kind of device that can hold it.
+
+    The partitioner always uses the first devices of the chain, and over slow links its model of a
+    schedule may be more optimistic than the simulation. So single devices are timed as well.
+
+    Parameters
+    ----------
+    cluster : ClusterSpec
+    choice : dict of DeviceSpec to (NodeSpec, list of LayerCost)
+        Core of each kind of device, and the layers' costs there.
+    kind : str
+        Kind of the schedule.
+    batch, count : int
+        Samples and micro-batches of a mini-batch.
+    train : bool
+    """
+    for device, (node, costs) in choice.items():
+        position = cluster.devices.index(device)
+        stage = Stage(position, node, tuple(costs), 0.0, 0.0)
+        alone = DeviceChain((position,), (), ())
+        timed = time_candidate(kind, batch // count, count, [stage], alone, train=train)
+        if memory_fault(timed, cluster) is None:
+            yield replace(timed, reason="one device, which the simulation finds faster")

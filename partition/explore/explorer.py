@@ -10,6 +10,7 @@ much.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import itertools
@@ -40,12 +41,14 @@ from fpgapipe.partition.cost.cost import (
 )
 from fpgapipe.partition.explore.candidate import (
     Candidate,
+    Choice,
     DeviceChain,
+    Option,
     Stage,
     device_chain,
     time_candidate,
 )
-from fpgapipe.partition.explore.cut_problem import cut_bytes, memory_fault
+from fpgapipe.partition.explore.cut_problem import cut_bytes, memory_fault, on_one_device
 from fpgapipe.partition.explore.fastest_cut import Parts, Question, find_fastest
 from fpgapipe.partition.explore.unit_problem import make_problem, reads_of, units_of
 from fpgapipe.partition.schedule.schedule_kinds import model_of, num_engines_of, tried_schedules
@@ -257,7 +260,7 @@ class _Group:
 
     best: Candidate
     graph: Graph
-    choice: dict[DeviceSpec, tuple[NodeSpec, list[LayerCost]]]
+    choice: Choice
 
 
 @dataclass
@@ -290,7 +293,7 @@ def _explored(request: Request, count: int) -> _Split:
     too_large: dict[int, PlanError] = {}
     for number in {num_engines_of(kind) for kind in request.schedules}:
         try:
-            cores[number] = list(core_choices(request, model, number))
+            cores[number] = _ranked_cores(request, model, number)
         except PlanError as error:  # a core with one engine may fit where one with two does not
             too_large[number] = error
             part.errors.append((0, error))
@@ -299,18 +302,23 @@ def _explored(request: Request, count: int) -> _Split:
             part.refused.append(f"{kind}: {reason}")
             continue
         options: list[_Group] = []
-        chains = device_chains(request.cluster)
-        for choice, chain in itertools.product(cores[num_engines_of(kind)], chains):
+        chains, ranked = device_chains(request.cluster), cores[num_engines_of(kind)]
+        for choice, chain in itertools.product(_choices(ranked), chains):
             group = functools.partial(_Group, graph=graph, choice=choice)
             try:
                 first = plan_one(request, graph, choice, chain, kind, count, simulate=False)
                 options.append(group(first))
-                if not (request.all_devices or request.merges or len(chain.devices) == 1):
-                    options += map(group, on_one_device(request, choice, kind, count))
             except PlanError as error:
                 part.errors.append((count, error))
             except ScheduleError as error:
                 part.refused.append(str(error))
+        if not (request.all_devices or request.merges or len(request.cluster.devices) == 1):
+            for one in ({device: each} for device, most in ranked.items() for each in most):
+                with contextlib.suppress(ScheduleError):
+                    alone = on_one_device(
+                        request.cluster, one, kind, request.batch, count, request.train
+                    )
+                    options += (_Group(each, graph, choice | one) for each in alone)
         if options:
             options.sort(key=lambda each: each.best.steady_s)
             part.found.append(options[0])
@@ -379,16 +387,28 @@ def device_chains(cluster: ClusterSpec) -> list[DeviceChain]:
     return [row, back]
 
 
-def core_choices(
-    request: Request, model: CostModel, num_engines: int
-) -> Iterator[dict[DeviceSpec, tuple[NodeSpec, list[LayerCost]]]]:
+def core_choices(request: Request, model: CostModel, num_engines: int) -> Iterator[Choice]:
     """Combinations worth trying of a core, with the layers' costs, for each kind of device."""
+    return _choices(_ranked_cores(request, model, num_engines))
+
+
+def _choices(ranked: dict[DeviceSpec, list[Option]]) -> Iterator[Choice]:
+    """Combinations of the first cores of each kind of device."""
+    most = CORES_TRIED if len(ranked) == 1 else 2
+    for choice in itertools.product(*(each[:most] for each in ranked.values())):
+        yield dict(zip(ranked, choice, strict=True))
+
+
+def _ranked_cores(
+    request: Request, model: CostModel, num_engines: int
+) -> dict[DeviceSpec, list[Option]]:
+    """The cores of each kind of device on which formulas find the layers fastest, with costs."""
     kinds = list(dict.fromkeys(request.cluster.devices))
     num_links, form = min(len(request.cluster.devices) - 1, 2), request.form
     random = request.train and any(
         isinstance(layer.operator, Dropout) for layer in model.graph.layers.values()
     )
-    ranked = []
+    ranked = {}
     for device in kinds:
         if request.array:
             for savings in usable_savings(num_engines, num_links, random=random):
@@ -421,9 +441,8 @@ def core_choices(
                 raise PlanError(str(error)) from None
         options = [(node, model.costs(node, train=request.train, as_one=True)) for node in nodes]
         options.sort(key=lambda option: sum(cost.total_s for cost in option[1]))
-        ranked.append(options[: CORES_TRIED if len(kinds) == 1 else 2])
-    for choice in itertools.product(*ranked):
-        yield dict(zip(kinds, choice, strict=True))
+        ranked[device] = options[:CORES_TRIED]
+    return ranked
 
 
 def _what_does(device: DeviceSpec, num_engines: int, num_links: int, form: Form) -> str:
@@ -438,7 +457,7 @@ def _what_does(device: DeviceSpec, num_engines: int, num_links: int, form: Form)
 def plan_one(
     request: Request,
     graph: Graph,
-    choice: dict[DeviceSpec, tuple[NodeSpec, list[LayerCost]]],
+    choice: Choice,
     row: DeviceChain,
     kind: str,
     count: int,
@@ -550,33 +569,6 @@ def plan_one(
     # works on each micro-batch for as long as the smallest possible bottleneck.
     why = f"not searched in the event simulation; by a formula, {found.reason}"
     return timed.judged(timed.steady_s, count * problem.bound_s, why)
-
-
-def on_one_device(
-    request: Request,
-    choice: dict[DeviceSpec, tuple[NodeSpec, list[LayerCost]]],
-    kind: str,
-    count: int,
-) -> Iterator[Candidate]:
-    """The whole network on a single device, for each kind of device that can hold it.
-
-    The partitioner always uses the first devices of the chain, and over slow links its model of a
-    schedule may be more optimistic than the simulation. So single devices are timed as well.
-    """
-    for device, (node, costs) in choice.items():
-        position = request.cluster.devices.index(device)
-        stage = Stage(position, node, tuple(costs), 0.0, 0.0)
-        timed = time_candidate(
-            kind,
-            request.batch // count,
-            count,
-            [stage],
-            DeviceChain((position,), (), ()),
-            train=request.train,
-        )
-        if memory_fault(timed, request.cluster) is not None:
-            continue
-        yield dataclasses.replace(timed, reason="one device, which the simulation finds faster")
 
 
 def _model_of(request: Request, kind: str, count: int, ratio: float) -> ScheduleModel:

@@ -21,16 +21,12 @@ from fpgapipe.lowering.schedule.schedule import forward_only
 from fpgapipe.lowering.units.network_units import RefusedNetwork, check_network
 from fpgapipe.network.graph_json import to_json
 from fpgapipe.partition.explore.candidate import device_chain, make_candidate_schedule, times_of
-from fpgapipe.partition.explore.explorer import (
-    KnownGraphs,
-    explore,
-    splits_of,
-)
+from fpgapipe.partition.explore.explorer import KnownGraphs, explore, splits_of
 from fpgapipe.partition.explore.planned import as_plan
 from fpgapipe.partition.explore.smallest import THROUGHPUT, explore_smallest
 from fpgapipe.partition.placed_nodes import PlacedNodes
 from fpgapipe.partition.plan import Plan
-from fpgapipe.partition.pricing.climb import FASTEST, NEAR, SLACK, cheapest_first, climb
+from fpgapipe.partition.pricing.climb import FASTEST, SLACK, cheapest_first, climb
 from fpgapipe.partition.pricing.machine import (
     PRICES_S,
     PROGRAMS_S,
@@ -42,7 +38,7 @@ from fpgapipe.partition.pricing.machine import (
     price_plan,
 )
 from fpgapipe.partition.pricing.price_cache import remembered
-from fpgapipe.partition.pricing.tried import Tried, is_cut, plans_of, timed
+from fpgapipe.partition.pricing.tried import Tried, by_cores, is_cut, plans_of, timed
 from fpgapipe.partition.schedule.built_schedules import check_schedule_kind
 from fpgapipe.partition.search.problem import PlanError
 from fpgapipe.partition.timeline.timeline import simulate
@@ -214,6 +210,24 @@ class _Look:
         return max(node.core.num_engines for node in self.cores.values())
 
     @property
+    def node(self) -> NodeSpec:
+        """The first device's core, port and lanes."""
+        return next(iter(self.cores.values()))
+
+    @property
+    def way(self) -> int:
+        """Number of micro-batches."""
+        return self.count
+
+    @property
+    def alike(self) -> tuple[int, bool]:
+        """Those that formulas can compare have as many engines, and both one device or several.
+
+        A pipeline takes longer than formulas say, as its stages wait for each other.
+        """
+        return self.engines, len(self.cores) == 1
+
+    @property
     def estimate_s(self) -> float:
         """Seconds of a mini-batch by formulas."""
         return self.estimate.steady_s
@@ -248,8 +262,8 @@ class _Search:
         looks = self._looks((*found.tried, *found.others))
         if possible := [look for look in looks if self._is_possible(look.estimate)]:
             self.can_build, looks = True, possible
-        for engines in dict.fromkeys(look.engines for look in looks):
-            self._climb([look for look in looks if look.engines == engines])
+        for alike in dict.fromkeys(look.alike for look in looks):
+            self._climb([look for look in looks if look.alike == alike])
         self._time_programs()
         if not self.tried:  # formulas have the last word
             best_of_kinds = [each for each in found.tried if self._is_possible(each)]
@@ -313,39 +327,18 @@ class _Search:
     def _climb(self, looks: list[_Look]) -> None:
         """Price the looks next to the best one until none of them is better."""
         # What takes long to price, and what is no plan of programs, makes room for the next one.
-        sampled = self._by_samples(looks)
-        for look in sampled or cheapest_first(looks, self._effort_s):
-            plans = self._price([look], inf if look in sampled[:1] else PRICES_S)
+        for look in self._by_cores(looks) or cheapest_first(looks, self._effort_s):
+            plans = self._price([look])
             if any(self._time([each]) or not self.can_build for each in plans):
                 break
         climb(looks, self.best_of, self._price)
 
-    def _by_samples(self, looks: list[_Look]) -> list[_Look]:
-        """Looks in the order of what short programs say of their cores; none if these do not pay.
-
-        Formulas are about as far off for small micro-batches as for large ones. So if only a few
-        programs as long as the first could be timed, those of smaller micro-batches compare cores.
-        """
-        first = looks[0]
-        effort_s = self._effort_s(first)
-        most_s = min(effort_s / 2, SHORT_S)
-        if self.effort_s or not self.can_build or self._by_layers(first):
+    def _by_cores(self, looks: list[_Look]) -> list[_Look]:
+        """Looks in the order of formulas and short programs; none if these do not pay."""
+        effort_s = self._effort_s(looks[0])
+        if self.effort_s or not self.can_build or effort_s <= PRICES_S / FEW:
             return []
-        short: dict[str, _Look] = {}
-        for core in looks:
-            if core.count == first.count and core.estimate_s <= NEAR * first.estimate_s:
-                own = [each for each in looks if each.key == core.key]
-                own = [each for each in own if self._effort_s(each) <= most_s]
-                if own:
-                    short[core.key] = max(own, key=self._effort_s)
-        if len(short) < 2 or effort_s <= PRICES_S / FEW:
-            return []
-        self._price(short.values(), inf)
-        ratio = {key: self.best_of[look] / look.estimate_s for key, look in short.items()}
-        known = [each for each in ratio.values() if each < inf]
-        rest = max(known, default=1.0)
-        left = [look for look in looks if look not in self.best_of]
-        return sorted(left, key=lambda look: look.estimate_s * ratio.get(look.key, rest))
+        return by_cores(self.request, self.network, looks, min(effort_s / 2, SHORT_S))
 
     def _effort_s(self, look: _Look) -> float:
         """Seconds, as they are estimated, to price a look."""
@@ -365,7 +358,7 @@ class _Search:
             if is_soon_priced(plan) and self._affords(self._effort_s(look), most_s):
                 graph = self.request.load(plan.microbatch)
                 asked = replace(self.request, load=KnownGraphs((graph,)))
-                limit_s = min(self.best_of.values())
+                limit_s = min((each.seconds for each in self.tried if each.is_exact), default=inf)
                 jobs[look] = asked, self.network, look.count, look.cores, limit_s, self.can_build
         found = results(plans_of, list(jobs.values()), self.on_step)
         for look, plans in zip(jobs, found, strict=True):

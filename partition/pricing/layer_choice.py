@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from fpgapipe.errors import UserError
 from fpgapipe.partition.cost.cores import with_larger_scratchpad, with_room
-from fpgapipe.partition.cost.cost import CostModel, LayerCost
+from fpgapipe.partition.cost.cost import CostModel
 from fpgapipe.partition.pricing.layer_prices import LayerPrices
 from fpgapipe.partition.pricing.machine import MOST_CYCLES
 
@@ -18,9 +18,7 @@ if TYPE_CHECKING:
     from fpgapipe.hw.hls_models.spec.node import NodeSpec
     from fpgapipe.lowering.units.step_options import StepOptions
     from fpgapipe.network.graph import Graph
-
-Choice = dict["DeviceSpec", tuple["NodeSpec", list[LayerCost]]]
-"""Core of each kind of device, and the costs of all layers on it."""
+    from fpgapipe.partition.explore.candidate import Choice
 
 
 def priced_choice(

@@ -32,9 +32,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from fpgapipe.network.graph import Graph
-    from fpgapipe.partition.explore.candidate import Candidate
+    from fpgapipe.partition.explore.candidate import Candidate, Choice
     from fpgapipe.partition.plan import Plan
-    from fpgapipe.partition.pricing.layer_choice import Choice
     from fpgapipe.partition.timeline.timeline import Timeline
 
 

@@ -17,19 +17,20 @@ from fpgapipe.partition.explore.candidate import device_chain, on_every_device, 
 from fpgapipe.partition.explore.cut_problem import memory_fault
 from fpgapipe.partition.explore.explorer import KnownGraphs, core_choices, splits_of
 from fpgapipe.partition.explore.planned import as_plan
-from fpgapipe.partition.pricing.climb import FASTEST, NEAR, SLACK, cheapest_first, climb
+from fpgapipe.partition.pricing.climb import FASTEST, SLACK, cheapest_first, climb
 from fpgapipe.partition.pricing.machine import (
     PRICES_S,
     effort_of,
     is_soon_priced,
     price_with_room,
 )
-from fpgapipe.partition.pricing.tried import core_ratios
+from fpgapipe.partition.pricing.tried import by_cores
 from fpgapipe.partition.search.problem import PlanError, Refusals
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from fpgapipe.hw.hls_models.spec.node import NodeSpec
     from fpgapipe.network.graph import Graph
     from fpgapipe.partition.explore.candidate import Candidate
     from fpgapipe.partition.explore.explorer import Request
@@ -239,17 +240,21 @@ def priced_best(
     def may_win(look: _Estimated) -> bool:
         """Whether a look may be the best if formulas are about as far off as for the first one."""
         (first,) = found
+        if ordered and look.node != first.node:
+            return False
         slack = SLACK if look.key == first.key else 2 * SLACK  # more so for other cores
         expected_s = look.estimate_s * best_of[first] / first.estimate_s
         return effort_of(look.plan) <= LARGE_S and (1 - slack) * expected_s < best_of[first]
 
     largest = request.load(looks[0].plan.microbatch)
+    ordered: list[_Estimated] = []  # by programs of their cores
     if not refusals_of(largest, train=request.train):
         first: Sequence[_Estimated] = looks
         if has_formulas:
             first = cheapest_first(looks, lambda look: effort_of(look.plan))
-            if effort_of(first[0].plan) > LARGE_S:  # there is time for one
-                first = _by_cores(request, looks)
+            if effort_of(first[0].plan) > LARGE_S / 2:  # there is time for one or two
+                ordered = by_cores(request, looks[0].plan.network, looks)
+                first = ordered or first
         waiting = (look for look in first if is_soon_priced(look.plan))
         for look in waiting:
             price([look])
@@ -271,21 +276,6 @@ def priced_best(
     return looks[0].plan, looks[0].candidate.timeline, 0
 
 
-def _by_cores(request: Request, looks: list[_Estimated]) -> list[_Estimated]:
-    """Candidates in the order of formulas that short programs have corrected for each core."""
-    first = looks[0]
-    near = (look for look in looks if look.estimate_s <= NEAR * first.estimate_s)
-    nodes = dict.fromkeys(look.plan.nodes[0].spec for look in near)
-    device = request.cluster.devices[0]
-    if len(nodes) < 2 or len(set(request.cluster.devices)) > 1:
-        return looks
-    ratios = core_ratios(request, first.plan.network, device, nodes)
-    rest = max(ratios.values(), default=1.0)
-    return sorted(
-        looks, key=lambda look: look.estimate_s * ratios.get(look.plan.nodes[0].spec, rest)
-    )
-
-
 @dataclass(frozen=True, eq=False)
 class _Estimated:
     """A candidate, and what formulas say of its plan."""
@@ -305,11 +295,21 @@ class _Estimated:
         """Number of micro-batches."""
         return self.plan.num_microbatches
 
+    @property
+    def node(self) -> NodeSpec:
+        """The first device's core, port and lanes."""
+        return self.plan.nodes[0].spec
+
+    @property
+    def way(self) -> tuple[int, ...]:
+        """Numbers of micro-batches, of devices that share samples, and of nodes of each stage."""
+        return self.count, self.plan.sharers, *self.plan.division.sizes
+
     @cached_property
     def key(self) -> str:
         """Name of the cores and of the number of devices that share samples."""
         kinds = dict.fromkeys((node.board, node.spec) for node in self.plan.nodes)
-        return repr((list(kinds), self.plan.sharers, self.plan.division.sizes))
+        return repr((list(kinds), *self.way[1:]))
 
     @property
     def estimate_s(self) -> float:

@@ -1,6 +1,6 @@
 """The best plan by whole programs."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import product
 from math import inf
 
@@ -10,6 +10,7 @@ from run_cases import small_network
 from fpgapipe.boards.cluster import chain_of
 from fpgapipe.boards.library import load_board
 from fpgapipe.errors import UserError
+from fpgapipe.hw.hls_models.spec.node import NodeSpec
 from fpgapipe.jobs import local_processes, sharing
 from fpgapipe.network.load import load_network
 from fpgapipe.partition.explore.explorer import Request, explore
@@ -144,24 +145,52 @@ def test_short_programs_compare_the_cores_of_long_ones(monkeypatch):
     monkeypatch.setattr(search._Search, "_affords", affords_one)
     monkeypatch.setattr(search._Search, "_effort_s", lambda self, look: 512 / look.count)
     monkeypatch.setattr(search, "SHORT_S", inf)
-    monkeypatch.setattr(search, "NEAR", 1.5)
+    monkeypatch.setattr(tried, "NEAR_CORES", 1.5)
     monkeypatch.setenv("FPGAPIPE_ANSWERS", "0")
     assert best_plan(request, "digits").plan.predicted.samples_per_s == best
-    monkeypatch.setattr(search._Search, "_by_samples", lambda self, looks: [])
+    monkeypatch.setattr(search._Search, "_by_cores", lambda self, looks: [])
     assert best_plan(request, "digits").plan.predicted.samples_per_s < 0.99 * best
 
 
-def test_ratios_of_cores_are_those_of_programs():
-    request = asked(1, num_microbatches=1)
-    (device,) = request.cluster.devices
-    nodes = {}
-    for cols in (32, 64):
-        found = best_plan(replace(request, array=(32, cols)), "digits")
-        formulas = explore(replace(request, array=(32, cols))).best
-        seconds = found.plan.predicted.minibatch_s
-        nodes[formulas.stages[0].node] = seconds / formulas.steady_s
-    ratios = tried.core_ratios(request, "digits", device, nodes)
-    assert ratios == pytest.approx(nodes, rel=1e-6)
-    assert ratios[min(nodes, key=lambda node: node.core.cols)] < min(
-        ratios[node] for node in nodes if node.core.cols > 32
-    )
+@dataclass(frozen=True)
+class Estimate:
+    """A combination of a core and a number of micro-batches, as formulas see it."""
+
+    count: int
+    node: NodeSpec
+    estimate_s: float
+
+    @property
+    def way(self):
+        return self.count
+
+
+def test_programs_of_cores_order_all_micro_batches():
+    """Of two cores, the one that is faster with some micro-batches comes first with all."""
+    request = asked(1)
+    seconds, estimates = {}, []
+    for cols, count in product((32, 64), (2, 4, 8)):
+        one = replace(request, array=(32, cols), num_microbatches=count)
+        formulas = explore(one).best
+        node = formulas.stages[0].node
+        estimates.append(Estimate(count, node, formulas.steady_s))
+        seconds[count, node] = best_plan(one, "digits").plan.predicted.minibatch_s
+    estimates.sort(key=lambda each: each.estimate_s)
+    ordered = tried.by_cores(request, "digits", estimates)
+    assert ordered != estimates
+    assert set(ordered) == set(estimates)
+    for count in (2, 4, 8):
+        own = [seconds[count, each.node] for each in ordered if each.count == count]
+        assert own == sorted(own)
+    assert not tried.by_cores(request, "digits", estimates[:1])
+
+
+def test_a_device_alone_is_tried_with_more_cores_than_in_a_chain_of_unlike_ones():
+    """The best core of a U280 alone is its third by formulas, and ZCU102 help it little."""
+    chain = chain_of(load_board("u280"), 3).spec
+    u280, zcu102 = chain.devices[0], chain_of(load_board("zcu102"), 1).spec.devices[0]
+    unlike = replace(chain, devices=(u280, zcu102, zcu102))
+    request = replace(asked(1), cluster=unlike)
+    alone = replace(request, num_microbatches=1, array=(32, 32))
+    found = best_plan(request, "digits").plan.predicted.samples_per_s
+    assert found >= best_plan(alone, "digits").plan.predicted.samples_per_s
