@@ -3,7 +3,9 @@
 Builds networks for chains of devices and runs one mini-batch of each in Verilator. Prints one JSON
 object: for each case the cycles that ``plan.json`` predicts, those of the cycle model and those of
 the hardware, and the plan's error; then the mean and the worst error, of each schedule and of all.
-Progress goes to standard error, a line for each case.
+Progress goes to standard error, a line for each case. With --random, the networks are random ones
+of all operators (`random_networks`), each on one, two or four devices and with one schedule, until
+so many were trained; those that are refused are counted.
 """
 
 import argparse
@@ -12,21 +14,25 @@ import sys
 import tempfile
 import time
 from collections import defaultdict
-from itertools import product
+from collections.abc import Iterator
+from itertools import count, product
 from pathlib import Path
 from typing import Any
 
 import odd_networks
+from random_networks.networks import draw_network
 from small_networks import SHORT
 
 from fpgapipe.boards.cluster import chain_of
 from fpgapipe.boards.library import load_board
+from fpgapipe.errors import UserError
 from fpgapipe.host.backends.simulator import SimulatorBackend
 from fpgapipe.host.build.build import Build, open_build, write_build
 from fpgapipe.host.runtime.measure import random_samples
 from fpgapipe.hw.hls_models.cycles.link_cycles import WireTiming
 from fpgapipe.hw.hls_models.isa.program import encode
 from fpgapipe.lowering.units.step_options import scalar_bits
+from fpgapipe.network.frontends.torch.torch_program import from_torch
 from fpgapipe.network.graph import Graph
 from fpgapipe.network.load import load_network
 from fpgapipe.network.zoo.layers import Network
@@ -36,6 +42,9 @@ from fpgapipe.partition.pricing.prediction import PipelineTiming
 from fpgapipe.partition.schedule.schedule_kinds import num_engines_of
 
 NETWORKS = ("digits-cnn", "mlp", "vgg-mini", "resnet-mini", *odd_networks.MODELS, *SHORT)
+RANDOM = "random-"
+"""Before the seed in the name of a random network."""
+
 SCHEDULES = ("gpipe", "1f1b-as", "zb-h1", "fbp-as")
 MOST_MEAN_ERROR, MOST_ERROR = 0.005, 0.03
 """Largest mean and largest single error that are wanted."""
@@ -51,8 +60,16 @@ def mlp(batch: int) -> Graph:
     return net.build()
 
 
+def random_network(seed: int) -> Graph:
+    """A random network for its own number of samples."""
+    drawn = draw_network(seed)
+    return from_torch((drawn.module, (drawn.example,)), name=f"random-{seed}")
+
+
 def load(name: str, samples: int) -> Graph:
     """A network for a number of samples."""
+    if name.startswith(RANDOM):
+        return random_network(int(name.removeprefix(RANDOM)))
     if name == "mlp":
         return mlp(samples)
     if name in SHORT:
@@ -87,7 +104,10 @@ def compare(
 ) -> dict[str, Any]:
     """Plan, build and run one case; `known` are the simulated cycles of programs."""
     begin = time.perf_counter()
-    batch = given.batch or (given.micro_batches if name.endswith("-mini") else 8)
+    if name.startswith(RANDOM):
+        batch = given.micro_batches * (load(name, 1).batch or 1)
+    else:
+        batch = given.batch or (given.micro_batches if name.endswith("-mini") else 8)
     cluster = chain_of(load_board("u280"), devices).spec
     request = Request(
         lambda samples: load(name, samples),
@@ -141,6 +161,19 @@ def summary(cases: list[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
+def asked_of(given: argparse.Namespace) -> Iterator[tuple[str, int, bool, str]]:
+    """Network, devices, whether it is trained, and schedule of each case."""
+    if given.random:
+        for seed in count(given.seed):
+            yield f"{RANDOM}{seed}", (1, 2, 4)[seed % 3], True, SCHEDULES[seed % len(SCHEDULES)]
+    trains = [each for each in (True, False) if not (given.infer if each else given.train)]
+    for name, devices, train, schedule in product(
+        given.network or NETWORKS, given.devices or (1, 2, 4), trains, given.schedule or SCHEDULES
+    ):
+        if train or num_engines_of(schedule) == 1:
+            yield name, devices, train, schedule
+
+
 def main() -> None:
     """Print the figures."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -152,18 +185,21 @@ def main() -> None:
     parser.add_argument("--array", type=int, default=8, help="rows and columns")
     parser.add_argument("--train", action="store_true", help="training only")
     parser.add_argument("--infer", action="store_true", help="inference only")
+    parser.add_argument("--random", type=int, help="so many random networks, and no others")
+    parser.add_argument("--seed", type=int, default=0, help="of the first random network")
     given = parser.parse_args()
-    cases = []
+    cases: list[dict[str, Any]] = []
+    refused: list[str] = []
     known: dict[tuple[bytes, ...], int] = {}
-    for name, devices, train, schedule in product(
-        given.network or NETWORKS,
-        given.devices or (1, 2, 4),
-        [each for each in (True, False) if not (given.infer if each else given.train)],
-        given.schedule or SCHEDULES,
-    ):
-        if num_engines_of(schedule) > 1 and not train:
+    for name, devices, train, schedule in asked_of(given):
+        try:
+            case = compare(name, devices, schedule, train, given, known)
+        except (UserError, NotImplementedError) as error:
+            if not given.random:
+                raise
+            refused.append(f"{name}, {devices} devices, {schedule}: {error}")
+            print(refused[-1], file=sys.stderr, flush=True)
             continue
-        case = compare(name, devices, schedule, train, given, known)
         print(
             f"{name}, {devices} devices, {schedule}, {'train' if train else 'infer'}: plan "
             f"{case['error']:+.2%}, cycle model {case['cycle_model_error']:+.2%} of "
@@ -172,12 +208,15 @@ def main() -> None:
             flush=True,
         )
         cases.append(case)
+        if len(cases) == given.random:
+            break
     groups: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for case in cases:
         for key in (case["schedule"], case["network"], "train" if case["train"] else "infer"):
             groups[key].append(case)
     found = {
         **summary(cases),
+        "refused": refused,
         "most_mean_error": MOST_MEAN_ERROR,
         "most_error": MOST_ERROR,
         "groups": {key: summary(group) for key, group in groups.items()},
