@@ -49,6 +49,8 @@ def load_network(name: str, batch: int | None = None) -> Graph:
     if networks.find(name):
         return networks.built_in(name, 1 if batch is None else batch)
     path = Path(name)
+    if path.suffix == ".py":
+        raise _python_file(path)
     if path.suffix.lower()[1:] in FRONTENDS or os.sep in name or os.path.lexists(path):
         return load_file(path, batch)
     if ":" in name:
@@ -56,6 +58,15 @@ def load_network(name: str, batch: int | None = None) -> Graph:
     raise NetworkError(
         f"no network {shown(name)}{nearest(name, networks.NETWORKS)}; a network is a built-in name "
         f"({', '.join(networks.NETWORKS)}), a file ({', '.join(listed())}) or module:function"
+    )
+
+
+def _python_file(path: Path) -> NetworkError:
+    """The error for a file of Python, which says how a function of it is named."""
+    where = f", with {path.parent} as the working directory" if path.name != str(path) else ""
+    return NetworkError(
+        f"{shown(str(path))} is a file of Python: name the function in it that gives the network, "
+        f"as {path.stem}:FUNCTION{where}"
     )
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from fpgapipe.errors import nearest
+from fpgapipe.host.cli.options.suggestions import meant_command
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -51,7 +51,7 @@ class LazyGroup(click.Group):
         """Find the sub-command as click does; the error for an unknown one names the nearest."""
         if args and not args[0].startswith("-") and self.get_command(ctx, args[0]) is None:
             raise click.UsageError(
-                f"no command {args[0]!r}{nearest(args[0], self.list_commands(ctx))}", ctx
+                f"no command {args[0]!r}{meant_command(args[0], self.list_commands(ctx))}", ctx
             )
         return super().resolve_command(ctx, args)
 

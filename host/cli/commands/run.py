@@ -14,6 +14,7 @@ from fpgapipe.host.cli.options import ranges
 from fpgapipe.host.cli.options.names import Names
 from fpgapipe.host.cli.options.options import build_folder, command
 from fpgapipe.host.cli.options.shared import addresses_option, momentum_option, threads_option
+from fpgapipe.host.cli.options.suggestions import BACKENDS
 from fpgapipe.host.terminal.console import progress
 from fpgapipe.host.terminal.result import show
 from fpgapipe.host.transports.opening import backend_names
@@ -31,7 +32,7 @@ SETTINGS = (
 @click.argument("folder", metavar="DIR", required=False, type=click.Path(), callback=build_folder)
 @click.option(
     "--backend",
-    type=Names(backend_names),
+    type=Names(backend_names, hints=BACKENDS),
     default="sim",
     help="What runs: simulated devices, their bit-exact model, PyTorch, PyTorch with the devices' "
     "number formats and the bits of their matrix products (torch-mx), or boards, reached by PYNQ, "
@@ -56,7 +57,7 @@ SETTINGS = (
     is_flag=False,
     flag_value="auto",
     default="none",
-    type=Names(lambda: [*backend_names(), "auto", "none"]),
+    type=Names(lambda: [*backend_names(), "auto", "none"], hints=BACKENDS),
     help="Run a second backend beside and stop at the first difference; auto, which --check alone "
     "means, is model for sim, torch and torch-mx, and torch for model.",
 )

@@ -13,6 +13,7 @@ from fpgapipe.host.cli.options import ranges
 from fpgapipe.host.cli.options.names import Names
 from fpgapipe.host.cli.options.options import build_folder, command
 from fpgapipe.host.cli.options.shared import addresses_option, threads_option
+from fpgapipe.host.cli.options.suggestions import BACKENDS
 from fpgapipe.host.terminal.console import progress
 from fpgapipe.host.terminal.outputs import check_outputs
 from fpgapipe.host.terminal.result import show
@@ -30,7 +31,7 @@ from fpgapipe.host.transports.opening import backend_names
 )
 @click.option(
     "--backend",
-    type=Names(backend_names),
+    type=Names(backend_names, hints=BACKENDS),
     help="Backend of the run [default: that of the only run].",
 )
 @click.option(
@@ -80,7 +81,7 @@ def export(
 @click.option("--first", type=ranges.SAMPLES, metavar="N", help="The first N of them only.")
 @click.option(
     "--backend",
-    type=Names(backend_names),
+    type=Names(backend_names, hints=BACKENDS),
     default="model",
     help="What computes: any backend of 'run' for a build for inference (--mode infer); for what "
     "was trained, model or sim, on one device of the build.",
@@ -132,7 +133,7 @@ def predict(run: str, output: str | None, as_json: bool, **options: Any) -> None
 @click.option("--seed", type=ranges.SEED, help="Seed of what is drawn [default: 0].")
 @click.option(
     "--backend",
-    type=Names(backend_names),
+    type=Names(backend_names, hints=BACKENDS),
     default="model",
     help="What computes: model or sim, for what was trained on one device of the build.",
 )

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import click
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from click.shell_completion import CompletionItem
+
+NO_HINTS: Mapping[str, str] = MappingProxyType({})
 
 
 class Names(click.ParamType):  # type: ignore[type-arg]
@@ -22,12 +25,20 @@ class Names(click.ParamType):  # type: ignore[type-arg]
     checks : bool
         Whether other words are refused here. If false, they are by what takes the value, which may
         say more about them.
+    hints : mapping of str to str
+        What the error for a word says besides the names.
     """
 
     name = "choice"
 
-    def __init__(self, names: Callable[[], Sequence[str]], *, checks: bool = True) -> None:
-        self._names, self._checks = names, checks
+    def __init__(
+        self,
+        names: Callable[[], Sequence[str]],
+        *,
+        checks: bool = True,
+        hints: Mapping[str, str] = NO_HINTS,
+    ) -> None:
+        self._names, self._checks, self._hints = names, checks, hints
 
     @property
     def _choice(self) -> click.Choice[str]:
@@ -43,7 +54,14 @@ class Names(click.ParamType):  # type: ignore[type-arg]
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """Check a value."""
-        return self._choice.convert(value, param, ctx) if self._checks else value
+        if not self._checks:
+            return value
+        try:
+            return self._choice.convert(value, param, ctx)
+        except click.BadParameter as error:
+            if hint := self._hints.get(value.lower()):
+                vars(error)["message"] = f"{error.message.removesuffix('.')}; {hint}."
+            raise
 
     def shell_complete(
         self, ctx: click.Context, param: click.Parameter, incomplete: str

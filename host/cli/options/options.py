@@ -14,6 +14,7 @@ import click
 
 from fpgapipe.errors import UserError, shown
 from fpgapipe.garbage import rare_collections
+from fpgapipe.host.cli.options.suggestions import Command
 from fpgapipe.host.terminal.console import json_alone, set_up_logging
 from fpgapipe.host.terminal.outputs import how_to_build
 from fpgapipe.host.terminal.progress import span
@@ -126,7 +127,7 @@ def command(
         run.__doc__ = function.__doc__
         run.__click_params__ = getattr(function, "__click_params__", [])  # type: ignore[attr-defined]
         shows = {"show_default": True}
-        made = click.command(name, epilog=f"Example: {example}", context_settings=shows)
+        made = click.command(name, Command, epilog=f"Example: {example}", context_settings=shows)
         return made(verbosity_options(run))
 
     return decorate
