@@ -498,9 +498,29 @@ def test_senseless_arrays(cli, array):
     assert err == f"error: --array must be ROWSxCOLS, each 1..1024, such as 8x8, not {array!r}\n"
 
 
-@pytest.mark.parametrize("array", ["3x8", "32x1024", "8x33"])
-def test_arrays_that_no_core_can_have(cli, array):
-    code, _, err = cli("build", "--board", "u280", "--array", array)
+@pytest.mark.parametrize(
+    ("command", "array", "why"),
+    [
+        ("build --network no_such", "5x5", "core rows must divide 32, not 5"),
+        ("plan no_such", "5x5", "core rows must divide 32, not 5"),
+        ("oracle no_such", "5x5", "core rows must divide 32, not 5"),
+        ("plan no_such", "8x33", "core cols must be in 1..32 or a multiple of 32, not 33"),
+        (
+            "build --network no_such --cells packed",
+            "4x3",
+            "packed cols must be even and at least 4, not 3",
+        ),
+        ("plan no_such --cells packed", "4x3", "packed cols must be even and at least 4, not 3"),
+    ],
+)
+def test_arrays_that_no_core_can_have(cli, command, array, why):
+    code, out, err = cli(*command.split(), "--board", "u280", "--array", array)
+    assert (code, out) == (2, "")
+    assert err == f"error: no core has the array of --array {array}: {why}\n"
+
+
+def test_an_array_that_no_device_has_room_for(cli):
+    code, _, err = cli("build", "--board", "u280", "--array", "32x1024")
     assert code == 2
     assert len(err.splitlines()) == 1
 

@@ -132,7 +132,7 @@ def build(
         network,
         cluster,
         folder,
-        array=parse_array(array),
+        array=parse_array(array, options["cells"]),
         package=package,
         on_note=print,
         progress=progress,

@@ -107,7 +107,7 @@ def _plan_network(network: str, options: dict[str, Any], as_json: bool) -> None:
     names = ("board", "devices", "cluster_file", "nodes")
     board, devices, cluster_file, nodes = (options[name] for name in names)
     settings = {
-        "array": parse_array(options["array"]),
+        "array": parse_array(options["array"], options["cells"]),
         "explains": options["explain"],
         "progress": progress,
         **_shared(options),
