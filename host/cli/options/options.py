@@ -86,7 +86,8 @@ def parse_array(text: str | None, cells: str = "plain") -> tuple[int, int] | Non
     if found := re.fullmatch(r"(\d{1,4})[xX](\d{1,4})", text, re.ASCII):
         rows, cols = int(found[1]), int(found[2])
         if 1 <= rows <= 1024 and 1 <= cols <= 1024:
-            from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec, Form
+            from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec
+            from fpgapipe.hw.hls_models.spec.systolic import Form
 
             try:
                 CoreSpec(rows, cols, form=Form(cells))
