@@ -113,7 +113,7 @@ PLAN = "--board u280 --array 8x8 --schedule gpipe --batch 1"
 RUN = "run {build} --backend model --data random --steps 1 --no-validation"
 INT8 = "build --board u280 --array 8x8 --batch 1 --mode infer -o {home}/new --int8"
 RING = "--board u280 --array 4x4 --batch 8 --plan"
-SCHEDULE = "schedule gpipe --stages 2 --microbatches 2"
+SCHEDULE = "schedule gpipe --stages 2 --micro-batches 2"
 
 
 def _agent_files(folder: Path) -> None:

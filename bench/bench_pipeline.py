@@ -146,19 +146,19 @@ def main() -> None:
     parser.add_argument("--case", choices=[*CASES, "efficiency"], action="append")
     parser.add_argument("--devices", type=int, choices=(2, 4), action="append")
     parser.add_argument("--schedule", choices=SCHEDULES, action="append")
-    parser.add_argument("--microbatches", type=int)
+    parser.add_argument("--micro-batches", type=int)
     given = parser.parse_args()
     result: dict[str, Any] = {}
     for case in given.case or [*CASES, "efficiency"]:
         if case == "efficiency":
-            count = given.microbatches or IDEAL_MICROBATCHES
+            count = given.micro_batches or IDEAL_MICROBATCHES
             for kind in given.schedule or ["zb-h1"]:
                 found = efficiency(simulate=not given.predict, count=count, kind=kind)
                 result[f"efficiency, {kind}"] = found
             continue
         for num_devices in given.devices or (2, 4):
             for kind in given.schedule or SCHEDULES:
-                count = given.microbatches or CASES[case][2]
+                count = given.micro_batches or CASES[case][2]
                 name = f"{case}, {num_devices} devices, {kind}"
                 pipeline = pipeline_of(case, num_devices, kind, count)
                 found = levels(pipeline, kind, simulate=not given.predict, details=given.measure)

@@ -46,7 +46,7 @@ OTHERS = (
     "inspect lenet5",
     PLAN,
     f"{BUILD} -o OUT",
-    "schedule 1f1b --stages 2 --microbatches 2",
+    "schedule 1f1b --stages 2 --micro-batches 2",
 )
 """Commands that ask for no thing of a package."""
 
@@ -106,9 +106,9 @@ GROUPS = {
     "boards": Group("plan lenet5 --board odd --devices 2 --batch 8", "u280", PLAN, met=("boards",)),
     "operators": Group(taken="Conv", met=("plan", "build")),
     "schedules": Group(
-        "schedule odd --stages 2 --microbatches 2",
+        "schedule odd --stages 2 --micro-batches 2",
         "gpipe",
-        "schedule gpipe --stages 2 --microbatches 2",
+        "schedule gpipe --stages 2 --micro-batches 2",
         _used(
             "from fpgapipe.partition.schedule.schedule_kind import ScheduleKind",
             "ScheduleKind('odd', function)",

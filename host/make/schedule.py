@@ -82,7 +82,7 @@ class Timetable(Result):
 def schedule(
     kind: str | None = None,
     stages: int | None = None,
-    microbatches: int | None = None,
+    micro_batches: int | None = None,
     *,
     order: Schedule | Path | str | None = None,
     tf: float = 1.0,
@@ -101,7 +101,7 @@ def schedule(
     ----------
     kind : str, optional
         Its name; an `order` has one of its own.
-    stages, microbatches : int, optional
+    stages, micro_batches : int, optional
         Devices in the chain, and parts of a mini-batch.
     order : Schedule or path, optional
         A schedule, or a file in PyTorch's CSV form, instead of one by name.
@@ -133,14 +133,14 @@ def schedule(
         if chunks is not None:
             raise UserError("--chunks is for interleaved; --from-csv has an order of its own")
         if not isinstance(order, Schedule):
-            order = read_schedule(order, stages, microbatches)
+            order = read_schedule(order, stages, micro_batches)
         made = order
         times = StageTimes.uniform(made.num_stages, *work, **transfer)
     else:
         if kind is None:
             raise UserError("name a kind of schedule, or a file with --from-csv")
-        if stages is None or microbatches is None:
-            missing = "stages" if stages is None else "microbatches"
+        if stages is None or micro_batches is None:
+            missing = "stages" if stages is None else "micro-batches"
             raise UserError(f"{kind} needs --{missing}")
         if chunks is not None and not schedule_kind(kind).takes_chunks:
             raise UserError(
@@ -149,14 +149,14 @@ def schedule(
             )
         if make := schedule_kind(kind).make_for:
             times = StageTimes.uniform(stages, *work, **transfer)
-            made = make(stages, microbatches, times, memory_limit)
+            made = make(stages, micro_batches, times, memory_limit)
         elif memory_limit is not None:
             raise UserError(
                 "--memory-limit is for schedules that are made for given times, such as zb-auto; "
                 f"{kind} has an order of its own"
             )
         else:
-            made = make_schedule(kind, stages, microbatches, chunks=chunks)
+            made = make_schedule(kind, stages, micro_batches, chunks=chunks)
             # The stages of a route share the work of all devices.
             share = stages / len(made.routes[0])
             work = (tf * share, tb * share, tw * share)

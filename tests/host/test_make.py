@@ -220,7 +220,7 @@ RESULTS = [
     (("boards", "zcu102"), lambda chain: fpgapipe.describe_board("zcu102")),
     (("cluster", *CHAIN), fpgapipe.describe_cluster),
     (
-        ("schedule", "zb-auto", "--stages", 3, "--microbatches", 4, "--memory-limit", 6),
+        ("schedule", "zb-auto", "--stages", 3, "--micro-batches", 4, "--memory-limit", 6),
         lambda chain: fpgapipe.schedule("zb-auto", 3, 4, memory_limit=6),
     ),
     (

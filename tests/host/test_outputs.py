@@ -7,7 +7,7 @@ import pytest
 from fpgapipe.host.build.build import MANIFEST
 from fpgapipe.host.terminal import outputs
 
-SCHEDULE = ("schedule", "gpipe", "--stages", 2, "--microbatches", 2)
+SCHEDULE = ("schedule", "gpipe", "--stages", 2, "--micro-batches", 2)
 PLAN = ("plan", "lenet5", "--board", "u280", "--batch", 1)
 
 

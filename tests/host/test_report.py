@@ -367,7 +367,7 @@ def test_no_output_takes_the_place_of_a_builds_own_file(build, cli, tmp_path):
     (folder / "new").mkdir()
     (tmp_path / "link").symlink_to(folder / "devices/0/image.bin")
     before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-    schedule = ("schedule", "gpipe", "--stages", 1, "--microbatches", 1)
+    schedule = ("schedule", "gpipe", "--stages", 1, "--micro-batches", 1)
     plan = ("plan", "lenet5", "--board", "u280", "--batch", 1)
     for command, file in [
         (("report", folder, "-o"), folder / "plan.json"),

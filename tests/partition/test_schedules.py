@@ -242,7 +242,7 @@ def test_pytorch_csv_of_pytorch():
 @pytest.mark.parametrize("kind", ["zb-h1", "1f1b-sno"])
 def test_a_file_of_pytorch_is_timed_like_the_schedule_that_it_is(cli, tmp_path, kind):
     path, times = tmp_path / "order.csv", ("--tf", "1.5", "--tcomm", "0.25", "--json")
-    sizes = ("--stages", "3", "--microbatches", "5")
+    sizes = ("--stages", "3", "--micro-batches", "5")
     code, out, _ = cli("schedule", kind, *sizes, *times, "--csv", path)
     assert code == 0
     path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes().replace(b"\n", b"\r\n"))
@@ -257,7 +257,7 @@ def test_a_file_of_pytorch_is_timed_like_the_schedule_that_it_is(cli, tmp_path, 
     [
         (b"0F0,0B0\n1F0,1B0\n", ("gpipe",), "--from-csv has a schedule of its own: leave out"),
         (b"0F0,0B0\n", ("--stages", "2"), "order.csv: has 1 devices (lines), not the 2 asked for"),
-        (b"0F0,0B0\n", ("--microbatches", "3"), "order.csv: has 1 micro-batches, not the 3 asked"),
+        (b"0F0,0B0\n", ("--micro-batches", "3"), "order.csv: has 1 micro-batches, not the 3 asked"),
         (b"", (), "order.csv: the schedule is empty; it has a line of tasks for each device"),
         (b"0F0,\xff\n", (), "order.csv: line 1: must be UTF-8 text, not byte 0xff"),
         (b"0F0,0B0\n1F0,1B0,1x\n", (), "order.csv: line 2, column 9: '1x' is no action; there"),
@@ -461,7 +461,7 @@ def test_a_kind_that_makes_other_schedules(monkeypatch):
 
 
 def test_a_limit_of_memory_is_for_orders_that_are_searched(cli):
-    numbers = ("--stages", 2, "--microbatches", 4, "--memory-limit", 3)
+    numbers = ("--stages", 2, "--micro-batches", 4, "--memory-limit", 3)
     assert cli("schedule", "zb-auto", *numbers)[0] == 0
     code, _, err = cli("schedule", "gpipe", *numbers)
     assert code == 2
@@ -472,7 +472,7 @@ def test_a_limit_of_memory_is_for_orders_that_are_searched(cli):
 
 
 def test_chunks_are_for_kinds_with_several_stages_on_a_device(cli, tmp_path):
-    numbers = ("--stages", 2, "--microbatches", 4)
+    numbers = ("--stages", 2, "--micro-batches", 4)
     assert cli("schedule", "interleaved", *numbers, "--chunks", 3)[0] == 0
     for kind in ("gpipe", "zb-auto"):
         code, _, err = cli("schedule", kind, *numbers, "--chunks", 3)

@@ -17,11 +17,11 @@ from fpgapipe.partition.schedule.schedule_kinds import SCHEDULES
 
 
 @command(
-    "schedule", example="fpgapipe schedule zb-h1 --stages 4 --microbatches 8 --tf 1 --tb 1 --tw 1"
+    "schedule", example="fpgapipe schedule zb-h1 --stages 4 --micro-batches 8 --tf 1 --tb 1 --tw 1"
 )
 @click.argument("kind", type=Names(SCHEDULES.names, checks=False), required=False)
 @click.option("--stages", type=ranges.STAGES, help="Devices in the chain, a stage each.")
-@click.option("--microbatches", type=ranges.MICROBATCHES, help="Equal parts of a mini-batch.")
+@click.option("--micro-batches", type=ranges.MICROBATCHES, help="Equal parts of a mini-batch.")
 @click.option(
     "--from-csv",
     metavar="FILE",
