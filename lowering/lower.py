@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from fpgapipe.errors import UserError
+from fpgapipe.errors import UserError, counted
 from fpgapipe.hw.hls_models.cycles.core_cycles import MemorySpec
 from fpgapipe.lowering.placement import Placement
 from fpgapipe.lowering.program.boundary import Part, gradient_formats, stages_of
@@ -273,8 +273,9 @@ def network_of_device(
     batch = (graph.batch or 1) * (sharers if len(stages.sizes) == 1 else 1)
     if batch % sharers:
         raise UserError(
-            f"{sharers} devices of stage {stage} cannot share the {batch} samples of a "
-            f"micro-batch equally; use micro-batches of a multiple of {sharers}"
+            f"{sharers} devices of stage {stage} cannot share the "
+            f"{counted(batch, 'sample')} of a micro-batch equally; use micro-batches of a "
+            f"multiple of {sharers}"
         )
     network = graph if sharers == 1 else rebatched(graph, batch // sharers)
     placement = placement or Placement.chain(sum(stages.sizes))

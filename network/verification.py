@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from fpgapipe.errors import counted
+
 EVALUATION, TRAINING = MODES = ("evaluation", "training")
 
 TOLERANCES = {"float64": 1e-6, "float32": 1e-3}
@@ -106,10 +108,10 @@ class Verification:
         if not self.verified:
             return f"is not what {self.source} computes: {self.reason}"
         modes = " and ".join(each for each in MODES if each in self.errors)
-        what = f"{self.batches} batch" + ("es" if self.batches > 1 else "")
+        what = f"{counted(self.batches, 'batch', 'es')} of {counted(self.samples or 0, 'sample')}"
         return (
-            f"verified against {self.source} in {modes}, {what} of {self.samples} samples, "
-            f"{self.precision}: largest difference {self.max_error:.1e}"
+            f"verified against {self.source} in {modes}, {what}, {self.precision}: "
+            f"largest difference {self.max_error:.1e}"
         )
 
 

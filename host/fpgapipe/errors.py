@@ -73,3 +73,8 @@ def shown(value: object, limit: int = 60) -> str:
     """``repr`` for a message: one line of at most `limit` characters."""
     text = repr(value)
     return text if len(text) <= limit else text[: limit - 3] + "..."
+
+
+def counted(count: int, word: str, plural: str = "s") -> str:
+    """Write a number of things: ``1 device``, ``1,024 devices``."""
+    return f"{count:,} {word}{'' if count == 1 else plural}"

@@ -14,7 +14,7 @@ from fpgapipe.boards.library import board_names, load_board
 from fpgapipe.boards.nodes import MOST_BOUNDARY_WIRES, BoardNodes, nodes_of
 from fpgapipe.boards.packaging import Packaging
 from fpgapipe.boards.schema import RESOURCES, Board, LinkGroup, Memory
-from fpgapipe.errors import UserError
+from fpgapipe.errors import UserError, counted
 from fpgapipe.host.terminal.console import Table, count, scaled
 from fpgapipe.host.terminal.result import Result
 
@@ -200,7 +200,7 @@ def _node_parts(shared: BoardNodes) -> Iterator[Table | str]:
     yield Table(
         ">node|die|>LUT|>BRAM36|>URAM|>DSP|channels|>memory|>rate|link ports",
         rows,
-        title=f"{len(nodes)} nodes, usable resources of each",
+        title=f"{counted(len(nodes), 'node')}, usable resources of each",
     )
     for pair, wires in _boundaries(shared):
         yield (

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from fpgapipe.boards.cluster import Cluster
+from fpgapipe.errors import counted
 from fpgapipe.host.terminal.console import Table, count, scaled
 from fpgapipe.host.terminal.result import Result
 
@@ -55,7 +56,7 @@ class ClusterSheet(Result):
                 ]
                 for name, device in zip(spec.device_names, spec.devices, strict=True)
             ],
-            title=f"{spec.name}: {len(spec.devices)} devices, usable resources",
+            title=f"{spec.name}: {counted(len(spec.devices), 'device')}, usable resources",
         )
         if not spec.links:
             return
@@ -73,7 +74,7 @@ class ClusterSheet(Result):
                 ]
                 for link in spec.links
             ],
-            title=f"{len(spec.links)} links, each in both directions at once",
+            title=f"{counted(len(spec.links), 'link')}, each in both directions at once",
         )
         for note in self.cluster.notes:
             yield f"note: {note}"

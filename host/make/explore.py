@@ -9,10 +9,9 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from fpgapipe.boards.cluster import Cluster, chain_of, ways_to_share
-from fpgapipe.errors import UserError
+from fpgapipe.errors import UserError, counted
 from fpgapipe.host.build.build_hardware import on_board
 from fpgapipe.host.make.networks import Load, Loader, loader
-from fpgapipe.host.report.drawing.timetable import counted
 from fpgapipe.host.report.pages.front_plot import Point, plot_text
 from fpgapipe.host.terminal.console import Table, count, scaled
 from fpgapipe.host.terminal.progress import Progress, silent
@@ -171,8 +170,9 @@ class Explored(Result):
     def sentence(self) -> str:
         """The fastest choice, and the limit that binds it, in a sentence."""
         best = self.choices[0]
+        parts = counted(best.micro_batches, "micro-batch", "es")
         return (
-            f"the fastest by formulas is {best.cores} in {best.micro_batches} micro-batches, "
+            f"the fastest by formulas is {best.cores} in {parts}, "
             f"{best.samples_per_s:,.1f} samples/s: its cells multiply {best.multiplies:.0%} of "
             f"the time, and {best.binds} bounds its size ({best.share:.0%} used); 'fpgapipe plan' "
             "times its programs"
@@ -189,7 +189,7 @@ class Explored(Result):
     @staticmethod
     def _told(each: Choice) -> str:
         return (
-            f"{each.cores}, {each.micro_batches} micro-batches, {each.schedule}: "
+            f"{each.cores}, {counted(each.micro_batches, 'micro-batch', 'es')}, {each.schedule}: "
             f"{each.samples_per_s:,.1f} samples/s, {each.lut:,} LUT, {each.dsp:,} DSP"
         )
 

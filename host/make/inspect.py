@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from fpgapipe.errors import counted
 from fpgapipe.host.terminal.console import Table, count
 from fpgapipe.host.terminal.result import Result
 from fpgapipe.network.graph import Graph
@@ -60,7 +61,9 @@ class Layers(Result):
             )
         )
         batch = "as measured" if graph.batch is None else graph.batch
-        yield Table(columns, rows, f"{graph.name}, batch {batch}, {len(graph.layers)} layers")
+        yield Table(
+            columns, rows, f"{graph.name}, batch {batch}, {counted(len(graph.layers), 'layer')}"
+        )
         if len(graph.outputs) > 1:
             names = [
                 f"{name} (only in training)" if name in graph.auxiliary else name

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 from fpgapipe.boards.cluster import Cluster, chain_of, ways_to_share
 from fpgapipe.boards.schema import Board
-from fpgapipe.errors import UserError
+from fpgapipe.errors import UserError, counted
 from fpgapipe.host.make.networks import loader
 from fpgapipe.host.make.plan_tables import explained_parts, plan_parts
 from fpgapipe.host.make.planning import (
@@ -181,8 +181,8 @@ class Planned(Result):
         if self.search:
             yield (
                 f"degrees: by formulas {scaled(self.search.step_s, 's')} a mini-batch; "
-                f"{self.search.num_left} nodes left of {len(self.search.groups)}, searched in "
-                f"{scaled(self.search.search_s, 's')}"
+                f"{counted(self.search.num_left, 'node')} left of {len(self.search.groups)}, "
+                f"searched in {scaled(self.search.search_s, 's')}"
             )
         if len(self.compared) > 1 or self.refused:
             yield ""
@@ -280,7 +280,8 @@ class PlannedDegrees(Result):
                 )
                 for group in found.groups
             ],
-            f"{found.network}, batch {found.batch}, layer-wise on {found.num_devices} devices",
+            f"{found.network}, batch {found.batch}, layer-wise on "
+            f"{counted(found.num_devices, 'device')}",
         )
         yield (
             f"estimated: {scaled(found.step_s, 's')} a mini-batch, {scaled(found.moves_s, 's')} of "
@@ -290,7 +291,8 @@ class PlannedDegrees(Result):
         proof = (
             "optimal by these prices" if found.is_optimal else "the best found in these memories"
         )
-        yield f"{proof}; {found.num_left} nodes left, searched in {scaled(found.search_s, 's')}"
+        left = counted(found.num_left, "node")
+        yield f"{proof}; {left} left, searched in {scaled(found.search_s, 's')}"
         yield f"\nnote: 'fpgapipe build' cannot make this plan: {self.reason}"
 
 
@@ -326,7 +328,7 @@ class PlannedProfile(Result):
                 (i, len(s.layers), s.layers[0], s.layers[-1], s.replicas, scaled(s.time_s, "s"))
                 for i, s in enumerate(found.stages)
             ],
-            f"{self.network} on {self.devices} devices, {self.schedule}",
+            f"{self.network} on {counted(self.devices, 'device')}, {self.schedule}",
         )
         period, whole = scaled(found.period_s, "s"), scaled(found.minibatch_time_s, "s")
         yield f"period {period}, mini-batch {whole}"

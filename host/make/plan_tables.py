@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 
+from fpgapipe.errors import counted
 from fpgapipe.host.terminal.console import Table, count, scaled
 from fpgapipe.hw.hls_models.spec.device import ClusterSpec
 from fpgapipe.partition.plan import Plan
@@ -45,8 +46,9 @@ def plan_parts(plan: Plan, cluster: ClusterSpec) -> Iterator[Table | str]:
             )
         )
     columns = ">stage|device|array|>layers|from|to|>MACs|>F|>dX|>dW|>memory|>sends"
+    parts = counted(plan.num_microbatches, "micro-batch", "es")
     title = (
-        f"{plan.network}, batch {plan.batch} in {plan.num_microbatches} micro-batches of "
+        f"{plan.network}, batch {plan.batch} in {parts} of "
         f"{plan.microbatch}, {plan.order_name} over {plan.cluster}"
     )
     yield Table(columns, rows, title)
@@ -84,7 +86,7 @@ def explained_parts(plan: Plan, num: int, found: Sequence[CycleAccount]) -> Iter
     found : sequence of CycleAccount
         Account of each node.
     """
-    step = f"a step of {num} micro-batches, {found[0].cycles:,.0f} cycles"
+    step = f"a step of {counted(num, 'micro-batch', 'es')}, {found[0].cycles:,.0f} cycles"
     for node, account in zip(plan.nodes, found, strict=True):
         for engine in range(account.program.core.num_engines):
             spent = account.spent(engine)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from fpgapipe.boards.cluster import Cluster
-from fpgapipe.errors import UserError
+from fpgapipe.errors import UserError, counted
 from fpgapipe.host.data.data import load_data
 from fpgapipe.host.data.sample_checks import check_samples
 from fpgapipe.host.make.build import compared
@@ -111,7 +111,7 @@ class Ring(Result):
             )
             for number, each in enumerate(result.models)
         ]
-        yield Table(columns, rows, f"trained in {result.rounds} rounds, {self.backend}")
+        yield Table(columns, rows, f"trained in {counted(result.rounds, 'round')}, {self.backend}")
         hops = f"{count(result.predicted_hop_cycles)} cycles by the cycle model"
         if result.hop_cycles is not None and result.visit_cycles is not None:
             yield f"visits: {count(result.visit_cycles)} cycles simulated"
@@ -134,9 +134,9 @@ def _plan_parts(cost: RingCost) -> Iterator[Table | str]:
     ]
     columns = ">model|network|>mini-batch|>visit|>travels"
     title = (
-        f"{len(cost.models)} models in a ring of {cost.devices} devices, each with "
-        f"{count(cost.shard_samples)} samples: {cost.visit_steps} mini-batches of {cost.batch} a "
-        "visit"
+        f"{counted(len(cost.models), 'model')} in a ring of {counted(cost.devices, 'device')}, "
+        f"each with {counted(cost.shard_samples, 'sample')}: "
+        f"{counted(cost.visit_steps, 'mini-batch', 'es')} of {cost.batch} a visit"
     )
     yield Table(columns, rows, title)
     visits = " + ".join(

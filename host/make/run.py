@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from fpgapipe.errors import FileError, UserError
+from fpgapipe.errors import FileError, UserError, counted
 from fpgapipe.files import check_output, read_json
 from fpgapipe.host.backends.torch_backend import Precision
 from fpgapipe.host.build.build import RUN, holding, open_build
@@ -90,7 +90,7 @@ class Ran(Result):
         if summary.simulation:
             rows.append(("simulation", summary.simulation))
         rows.append(("kept in", str(summary.folder)))
-        devices = f"{summary.devices} device{'s' * (summary.devices != 1)}"
+        devices = counted(summary.devices, "device")
         head = f"{summary.network}, {summary.mode}, {summary.backend}"
         yield Table("|", rows, f"{head}: {devices}, {summary.schedule}")
         if summary.check and not summary.difference:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fpgapipe.errors import FileError, UserError
+from fpgapipe.errors import FileError, UserError, counted
 from fpgapipe.host.report.drawing.pictures import picture
 from fpgapipe.host.report.drawing.timetable_text import draw_text
 from fpgapipe.host.terminal.console import Table
@@ -184,12 +184,12 @@ def read_schedule(
     """
     made = read_pytorch_csv(Path(name))
     faults = []
-    for what, has, wanted in (
-        ("devices (lines)", made.num_devices, num_devices),
-        ("micro-batches", made.num_microbatches, num_microbatches),
+    for word, plural, has, wanted in (
+        ("device", "s", made.num_devices, num_devices),
+        ("micro-batch", "es", made.num_microbatches, num_microbatches),
     ):
         if wanted is not None and has != wanted:
-            faults.append(f"has {has} {what}, not the {wanted} asked for")
+            faults.append(f"has {counted(has, word, plural)}, not the {wanted} asked for")
     if not faults:
         try:
             check_passes(made.kind, made.num_stages, made.num_microbatches)
@@ -223,7 +223,7 @@ def read_plain_schedule(
         )
     if num_devices is not None and made.num_stages != num_devices:
         raise FileError(
-            name, [f"has {made.num_stages} stages, and there are {num_devices} devices"]
+            name, [f"has {counted(made.num_stages, 'stage')}, and there must be {num_devices}"]
         )
     return made
 

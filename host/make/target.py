@@ -10,11 +10,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from fpgapipe.boards.cluster import MAX_DEVICES, ways_to_share
-from fpgapipe.errors import UserError
+from fpgapipe.errors import UserError, counted
 from fpgapipe.host.make.explore import named
 from fpgapipe.host.make.networks import Load, loader
 from fpgapipe.host.make.plan import Planned, plan_board
-from fpgapipe.host.report.drawing.timetable import counted
 from fpgapipe.host.terminal.console import Table
 from fpgapipe.host.terminal.progress import Progress, about, silent
 from fpgapipe.host.terminal.result import ENDED, Result

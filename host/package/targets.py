@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
-from fpgapipe.errors import UserError
+from fpgapipe.errors import UserError, counted
 from fpgapipe.files import read_text
 from fpgapipe.host.build.build_parts import MAX_BYTES
 from fpgapipe.host.package.flow import FLOWS, PHY_PROTOCOL, PIN_PROTOCOL
@@ -131,8 +131,9 @@ def targets(build: Build, cluster: Cluster, flow: Flow) -> list[Target]:
         wires = placed.placement.wires_of(index)
         if len(core.links) != len(wires):
             raise UserError(
-                f"{node.device} cannot be packaged: its core has {len(core.links)} links and it "
-                f"has {len(wires)} neighbours in the chain"
+                f"{node.device} cannot be packaged: its core has "
+                f"{counted(len(core.links), 'link')} and it has "
+                f"{counted(len(wires), 'neighbour')} in the chain"
             )
         links: list[LinkEnd] = []
         pin_links: list[PinEnd] = []

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fpgapipe.answers import remembered
-from fpgapipe.errors import FileError, UserError
+from fpgapipe.errors import FileError, UserError, counted
 from fpgapipe.files import read_json
 from fpgapipe.hw.hls_models.native.native_library import library
 from fpgapipe.lowering.lower import build_pipeline
@@ -117,7 +117,9 @@ class Verification:
         """The outcome as a line of text."""
         if self.skipped:
             return f"programs not verified: {self.skipped}"
-        text = f"programs verified: {self.compared} groups of layers compute what PyTorch computes"
+        what = counted(self.compared, "group")
+        does = "computes" if self.compared == 1 else "compute"
+        text = f"programs verified: {what} of layers {does} what PyTorch computes"
         reasons: dict[str, list[str]] = {}
         for name, reason in self.unverified.items():
             reasons.setdefault(reason, []).append(name)

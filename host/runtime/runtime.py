@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fpgapipe.errors import UserError
+from fpgapipe.errors import UserError, counted
 from fpgapipe.files import read_bytes, write_whole
 from fpgapipe.host.backends.model import ModelBackend
 from fpgapipe.host.backends.ranks import communicator
@@ -433,8 +433,9 @@ def _train(
     if settings.model_steps is not None:
         if settings.model_steps >= trainer.num_steps:
             raise UserError(
-                f"of {trainer.num_steps} mini-batches, {settings.model_steps} in the model leave "
-                "none to simulate; --steps says how many there are in all"
+                f"of {counted(trainer.num_steps, 'mini-batch', 'es')}, "
+                f"{settings.model_steps} in the model leave none to simulate; --steps says how "
+                "many there are in all"
             )
         with open_backend(build, "model", options) as model:
             before = trainer_of(model, until=settings.model_steps)

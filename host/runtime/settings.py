@@ -8,7 +8,7 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 
-from fpgapipe.errors import UserError
+from fpgapipe.errors import UserError, counted
 from fpgapipe.lowering.units.step_options import Optimiser
 
 BATCH = 8
@@ -198,7 +198,7 @@ class Settings:
 
     def schedule(self) -> str:
         """Course of the learning rate with its warm-up, in words."""
-        warm_up = f" after a warm-up of {self.warm_up} steps" if self.warm_up else ""
+        warm_up = f" after a warm-up of {counted(self.warm_up, 'step')}" if self.warm_up else ""
         return self.course + warm_up
 
     def decisive(self) -> dict[str, Any]:

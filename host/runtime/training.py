@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fpgapipe.errors import UserError, shown
+from fpgapipe.errors import UserError, counted, shown
 from fpgapipe.files import write_whole
 from fpgapipe.host.backends.snapshot import RunStopped
 from fpgapipe.host.data.sample_checks import check_samples, digest_of, labels_that_count
@@ -203,7 +203,9 @@ class Trainer:
         self.batch = graph.batch * backend.num_microbatches
         self.steps_per_epoch = len(train.labels) // self.batch
         if not self.steps_per_epoch:
-            raise UserError(f"a mini-batch has {self.batch} samples; {len(train.labels)} fill none")
+            raise UserError(
+                f"a mini-batch has {counted(self.batch, 'sample')}; {len(train.labels)} fill none"
+            )
         if checkpoint_every < 1:
             raise UserError(f"checkpoints need a step or more between, not {checkpoint_every}")
         self._loss = loss
@@ -321,8 +323,8 @@ class Trainer:
             )
         if self.settings.more is None and checkpoint.step > self.num_steps:
             raise UserError(
-                f"{path} comes after {checkpoint.step} steps, more than the {self.num_steps} asked "
-                "for"
+                f"{path} comes after {counted(checkpoint.step, 'step')}, more than the "
+                f"{self.num_steps} asked for"
             )
 
     # ------------------------------------------------------------------ the loop

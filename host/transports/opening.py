@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from fpgapipe.boards.cluster import load_cluster
-from fpgapipe.errors import UserError
+from fpgapipe.errors import UserError, counted
 from fpgapipe.host.driver.transport import BoardTransport, Transport
 from fpgapipe.plugins import Registry, subclass_of
 
@@ -121,7 +121,9 @@ def open_transports(kind: str, plan: Plan, cluster: Cluster, file: Path) -> list
     known = {name: index for index, name in enumerate(cluster.device_names)}
     places = [known[name] for name in wanted] if set(wanted) <= set(known) else range(len(known))
     if len(places) < len(wanted):
-        raise UserError(f"{file} has {len(known)} devices, and the build needs {len(wanted)}")
+        raise UserError(
+            f"{file} has {counted(len(known), 'device')}, and the build needs {len(wanted)}"
+        )
     ways: list[Transport] = []
     try:
         for node, place in zip(plan.nodes, places, strict=False):

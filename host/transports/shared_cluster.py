@@ -8,7 +8,7 @@ import os
 import platform
 from typing import TYPE_CHECKING, Any
 
-from fpgapipe.errors import UserError
+from fpgapipe.errors import UserError, counted
 from fpgapipe.host.terminal.interrupts import kept
 from fpgapipe.sim_tb.cluster.cluster_nodes import LEAST_WINDOW_CYCLES, islands
 from fpgapipe.sim_tb.cluster.rank_messages import Ranks, tell
@@ -73,9 +73,9 @@ def owners_of(ranks: int, cluster: CoreCluster) -> list[int]:
     most = max(found) + 1
     if ranks > most:
         raise UserError(
-            f"{ranks} processes for {devices} devices: at most {most} can share them, since links "
-            f"that take fewer than {LEAST_WINDOW_CYCLES} cycles, as those within a board, cannot "
-            "lead from one process to another"
+            f"{ranks} processes for {counted(devices, 'device')}: at most {most} can share them, "
+            f"since links that take fewer than {LEAST_WINDOW_CYCLES} cycles, as those within a "
+            "board, cannot lead from one process to another"
         )
     return [island * ranks // most for island in found]
 

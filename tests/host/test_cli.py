@@ -302,7 +302,7 @@ def test_output_in_ascii_is_no_error(tmp_path):
     path.write_text("Layer,M,N,K\nfc,1,2,3\n")
     result = run("inspect", str(path), env={**os.environ, "PYTHONIOENCODING": "ascii"})
     assert result.returncode == 0, result.stderr
-    assert result.stdout.startswith("\\xfc, batch 1, 1 layers")
+    assert result.stdout.startswith("\\xfc, batch 1, 1 layer\n")
 
 
 def test_inspect_table_is_plain_when_piped():

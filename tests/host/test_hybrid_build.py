@@ -81,7 +81,7 @@ def test_plans_that_are_none_are_refused():
     ("found", "fields", "message"),
     [
         (REPLICATED, {"devices": 4}, "has stages for 3 devices, and there are 4"),
-        (REPLICATED, {"microbatches": 16}, "cannot share the 1 samples of a micro-batch equally"),
+        (REPLICATED, {"microbatches": 16}, "cannot share the 1 sample of a micro-batch equally"),
         (REPLICATED, {"schedule": "fbp-as"}, "no programs are made for schedule fbp-as with"),
         (REPLICATED, {"schedule": "gpip"}, "gpip"),
         (stages((3, "sample", ["*"]), (1, None, ["linear*"])), {}, "needs them"),

@@ -12,7 +12,7 @@ from report_case import fill_run, make_build, measured
 
 from fpgapipe.errors import UserError
 from fpgapipe.host.build.build import open_build
-from fpgapipe.host.report.drawing.elements import text
+from fpgapipe.host.report.drawing.elements import missed, text
 from fpgapipe.host.report.drawing.theme import DARK, LIGHT
 from fpgapipe.host.report.pages.glossary import WORDS
 from fpgapipe.host.report.pages.inputs import read_measured, read_runs
@@ -101,7 +101,7 @@ def test_the_head_has_the_figures(build, page):
     cycles = measured(build)["minibatch_cycles"]
     event, rtl = cycles["event"], cycles["rtl"]
     assert f"Cycles a mini-batch, predicted {event:,} event simulation" in shown
-    gap = f"{100 * (event - rtl) / rtl:+.2f} %".replace("-", "\u2212")
+    gap = missed((event - rtl) / rtl)
     assert f"Cycles a mini-batch, simulated {rtl:,} RTL; predicted {gap}" in shown
     assert f"Samples per second {32 * 300e6 / rtl:,.0f} RTL, at the clock" in shown
     plan = build.plan
@@ -240,7 +240,7 @@ DAMAGED = {
         "minibatch_cycles: Value error, a mini-batch takes at least a cycle",
     ),
     "no devices": (GOOD.replace("{}", '{"rtl": 5}') + "}", ""),
-    "devices": (GOOD + ', "devices": [{}]}', "has 1 devices, the plan 2"),
+    "devices": (GOOD + ', "devices": [{}]}', "has 1 device, the plan 2"),
     "links": (GOOD + ', "links": [{"from": 0, "to": 7}]}', "has a link of a device that the plan"),
     "times": (
         GOOD + ', "devices": [{"tasks": [{"task": "F0@0", "kind": "F", "microbatch": 0,'

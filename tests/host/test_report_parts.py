@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from report_case import make_build, write_log
 
-from fpgapipe.host.report.drawing.elements import difference, signed
+from fpgapipe.host.report.drawing.elements import difference, missed, signed
 from fpgapipe.host.report.drawing.line_chart import MAX_POINTS, Line, line_chart
 from fpgapipe.host.report.drawing.theme import DARK, LIGHT, asset
 from fpgapipe.host.report.pages.findings import findings
@@ -51,6 +51,11 @@ def test_an_engines_cycles_are_sorted_by_cause():
 def test_differences():
     assert signed(0.0) == "0 %"
     assert signed(-0.01234) == "&minus;1.23 %"
+    assert [missed(gap) for gap in (-0.00062, 0.01234, 0.0)] == [
+        "0.062 % too low",
+        "1.2 % too high",
+        "exact",
+    ]
     assert difference(101, 100, limit=0.02).shown == "+1.00 %"
     assert difference(103, 100, limit=0.02).css == "off"
     assert difference(None, 100, limit=0.02).key == ""

@@ -35,10 +35,10 @@ def test_a_report_opens_with_two_sentences(folders):
     found = plain(findings(subject(folders / "a")))
     assert len(re.findall(r"[.](?: |$)", found)) == 2, found
     assert re.match(
-        r"In simulation 2 devices take [0-9,]+ cycles for a mini-batch of 32 samples, which was "
-        r"predicted to -1[.]0\d %: [0-9.]+ ksamples/s at 300 MHz[.] Trained in the bit-exact model "
-        r"for [0-9,]+ mini-batches, its loss went from [0-9.]+ to [0-9.]+, and it finds the class "
-        r"of [0-9.]+ % of the samples it never saw, ",
+        r"In simulation 2 devices take [0-9,]+ cycles for a mini-batch of 32 samples, "
+        r"predicted 1(?:[.]\d)? % too low: [0-9.]+ ksamples/s at 300 MHz[.] Trained in "
+        r"the bit-exact model for [0-9,]+ mini-batches, its loss went from [0-9.]+ to [0-9.]+, "
+        r"and it finds the class of [0-9.]+ % of the samples it never saw, ",
         found,
     ), found
     assert found.endswith("PyTorch.")

@@ -205,7 +205,7 @@ def test_options_that_do_not_fit(arguments, message, lab, cli):
             "{name: a, board: BOARD, count: 2, address: {}}",
             "devices[0].address: must be left out where 'count' is: give each device an entry",
         ),
-        ("{name: a, board: BOARD, address: {}}", "has 1 devices, and the build needs 2"),
+        ("{name: a, board: BOARD, address: {}}", "has 1 device, and the build needs 2"),
         ("{name: a, board: kv260, count: 2}", "a0 is a kv260, and device 0 of the build is for a"),
         ("{name: a, board: BOARD, address: {registers: -1}}", "registers: must be 0..0xffffff"),
         ("{name: a, board: BOARD, address: {registers: 0xG}}", "registers: must be 0..0xffffff"),

@@ -453,7 +453,7 @@ def test_a_profile_is_planned_with_a_schedule_from_a_file(cli, profile, tmp_path
     assert (code, value["schedule"], value["optimal"]) == (0, "csv", True)
     assert value["minibatch_time_s"] == 18 + 3 * 9
     for arguments, message in (
-        (("--from-csv", path, "--devices", "3"), "has 2 stages, and there are 3 devices"),
+        (("--from-csv", path, "--devices", "3"), "has 2 stages, and there must be 3"),
         (("--from-csv", path, "--micro-batches", "3"), "has 4 micro-batches, not the 3 asked for"),
         (("--from-csv", path, "--schedule", "gpipe"), "has a schedule of its own: leave out --sch"),
         (("--from-csv", path, "--objective", "bottleneck"), "planned for the time of a mini-batch"),

@@ -5,7 +5,7 @@ from typing import Any
 
 import click
 
-from fpgapipe.errors import UserError
+from fpgapipe.errors import UserError, counted
 from fpgapipe.host.bench.cluster_bench import bench_chain, chain_core, make_chain
 from fpgapipe.host.cli.options import ranges
 from fpgapipe.host.cli.options.machine_options import (
@@ -107,7 +107,9 @@ def cluster(threads: int | None, trace: str | None, as_json: bool, **given: Any)
                 completed=ran, total=max(ran, chain.expected_cycles)
             ),
         )
-    print_figures(found.to_dict(), found.matches_model, f"{given['devices']} devices", as_json)
+    print_figures(
+        found.to_dict(), found.matches_model, counted(given["devices"], "device"), as_json
+    )
     if trace:
         names = [f"device{number}" for number in range(len(found.chain.programs))]
         write_output(trace, json.dumps(counter_trace(found.samples, names, _CLOCK_HZ)))

@@ -10,6 +10,7 @@ import click
 from click.core import ParameterSource
 
 import fpgapipe
+from fpgapipe.errors import counted
 from fpgapipe.host.cli.options import ranges
 from fpgapipe.host.cli.options.names import Names
 from fpgapipe.host.cli.options.options import build_folder, command
@@ -227,8 +228,9 @@ def run(
     if not summary.stopped:
         return 0
     how = "" if backend == "sim" else f" --backend {backend}"
+    asked = counted(summary.steps_asked, "mini-batch", "es")
     click.echo(
-        f"the time is over after {summary.steps:,} of {summary.steps_asked:,} mini-batches: "
+        f"the time is over after {summary.steps:,} of {asked}: "
         f"'fpgapipe run {folder}{how} --resume' goes on",
         err=True,
     )

@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 
-from fpgapipe.host.report.drawing.timetable import counted, percent, printable
+from fpgapipe.errors import counted
+from fpgapipe.host.report.drawing.timetable import percent, printable
 
 MAX_TABLE_ROWS = 1500
 """Most rows that are shown of a table, the first ones."""
@@ -79,6 +80,11 @@ def share(value: float | None) -> Cell:
 def signed(value: float) -> str:
     """Write a difference in per cent with its sign, as HTML."""
     return "0 %" if not value else f"{100 * value:+.2f} %".replace("-", "&minus;")
+
+
+def missed(gap: float) -> str:
+    """Write how far a prediction is off, ``0.06 % too low``, by the difference as a share."""
+    return f"{100 * abs(gap):.2g} % too {'low' if gap < 0 else 'high'}" if gap else "exact"
 
 
 def difference(value: float | None, reference: float | None, *, limit: float) -> Cell:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from fpgapipe.errors import counted
 from fpgapipe.lowering.schedule.schedule import TaskKind
 
 if TYPE_CHECKING:
@@ -228,11 +229,6 @@ def summary(timeline: Timeline) -> str:
         f"{printable(schedule.kind)}, {devices}, {microbatches}: "
         f"{duration(timeline.makespan_s)}, bubble {percent(timeline.bubble_rate)}"
     )
-
-
-def counted(count: int, word: str, plural: str = "s") -> str:
-    """Write a number of things: ``1 device``, ``1,024 devices``."""
-    return f"{count:,} {word}{'' if count == 1 else plural}"
 
 
 def percent(share: float) -> str:

@@ -6,12 +6,12 @@ from collections.abc import Iterator, Sequence
 from html import escape
 from typing import TYPE_CHECKING
 
+from fpgapipe.errors import counted
 from fpgapipe.host.report.drawing.theme import asset, page_begins
 from fpgapipe.host.report.drawing.timetable import (
     Row,
     TransferBytes,
     bytes_of,
-    counted,
     device_names,
     duration,
     percent,

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from fpgapipe.errors import counted
 from fpgapipe.host.report.drawing.theme import themed
 from fpgapipe.host.report.drawing.timetable import (
     KIND_WORDS,
@@ -16,7 +17,6 @@ from fpgapipe.host.report.drawing.timetable import (
     TransferBytes,
     busy_shares,
     bytes_of,
-    counted,
     device_names,
     duration,
     label,

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from fpgapipe.errors import counted
 from fpgapipe.host.report.drawing.timetable import (
     KIND_WORDS,
     Row,
     busy_shares,
-    counted,
     duration,
     label,
     number,

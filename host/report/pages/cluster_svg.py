@@ -5,8 +5,9 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterator
 
+from fpgapipe.errors import counted
 from fpgapipe.host.report.drawing.elements import Cell, Heading, Section, table, term, text, whole
-from fpgapipe.host.report.drawing.timetable import counted, duration, percent
+from fpgapipe.host.report.drawing.timetable import duration, percent
 from fpgapipe.host.report.pages.subject import Subject, array_words
 from fpgapipe.host.terminal.console import count, scaled
 from fpgapipe.hw.hls_models.spec.on_chip import ON_CHIP

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from fpgapipe.errors import UserError
+from fpgapipe.errors import UserError, counted
 from fpgapipe.host.package.clocks import PACKAGE, other_clocks
-from fpgapipe.host.report.drawing.elements import signed, text
-from fpgapipe.host.report.drawing.timetable import counted, percent
+from fpgapipe.host.report.drawing.elements import missed, text
+from fpgapipe.host.report.drawing.timetable import percent
 from fpgapipe.host.terminal.console import count, scaled
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def _speed(subject: Subject) -> str:
     predicted = cycles.event if cycles and cycles.event is not None else planned
     rate = scaled(plan.batch * clk_hz / simulated, "samples/s")
     gap = (predicted - simulated) / simulated
-    near = f"which was predicted to {signed(gap)}" if gap else "exactly as predicted"
+    near = f"predicted {missed(gap)}" if gap else "exactly as predicted"
     return (
         f"In simulation {devices} take {count(simulated)} cycles for {what}, {near}: {rate} at "
         f"{scaled(clk_hz, 'Hz')}."

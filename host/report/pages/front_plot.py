@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
+from fpgapipe.errors import counted
 from fpgapipe.host.report.drawing.elements import text
 from fpgapipe.host.report.drawing.theme import LIGHT, asset, page_begins, themed
-from fpgapipe.host.report.drawing.timetable import counted, tick_step
+from fpgapipe.host.report.drawing.timetable import tick_step
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

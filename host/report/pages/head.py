@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from fpgapipe.host.report.drawing.elements import NOTHING, signed, term, text
-from fpgapipe.host.report.drawing.timetable import counted, number, percent
+from fpgapipe.errors import counted
+from fpgapipe.host.report.drawing.elements import NOTHING, missed, term, text
+from fpgapipe.host.report.drawing.timetable import number, percent
 from fpgapipe.host.report.pages.findings import findings, furthest
 from fpgapipe.host.report.pages.inputs import Run
 from fpgapipe.host.report.pages.subject import Subject
@@ -59,7 +60,7 @@ def _figures(subject: Subject) -> Iterator[tuple[str, str, str, str]]:
     yield "Cycles a mini-batch, predicted", count(predicted), by, ""
     rtl = subject.simulated_cycles
     if rtl:
-        gap = signed((predicted - rtl) / rtl)
+        gap = missed((predicted - rtl) / rtl)
         yield "Cycles a mini-batch, simulated", count(rtl), f"RTL; predicted {gap}", "main"
     else:
         yield "Cycles a mini-batch, simulated", NOTHING.shown, "not measured yet", "absent"

@@ -6,6 +6,7 @@ import math
 from itertools import groupby
 from typing import TYPE_CHECKING
 
+from fpgapipe.errors import counted
 from fpgapipe.host.report.drawing.elements import NOTHING, Cell, Heading, share, table, text, whole
 from fpgapipe.host.report.drawing.theme import LIGHT, asset, page_begins, themed
 from fpgapipe.host.report.drawing.timetable import number
@@ -191,7 +192,8 @@ class _Picture:
             yield f'<path d="M{path}" {stroke}/>'
             for x, at, each in points:
                 words = (
-                    f"{name}, {each.devices:,} devices: {number(each.samples_per_s, 4)} samples/s, "
+                    f"{name}, {counted(each.devices, 'device')}: "
+                    f"{number(each.samples_per_s, 4)} samples/s, "
                     f"{_moved(each):.0%} communication"
                 )
                 yield (

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from fpgapipe import __version__
-from fpgapipe.errors import UserError
+from fpgapipe.errors import UserError, counted
 from fpgapipe.files import write_output
 from fpgapipe.host.build.build import RUN, open_build
 from fpgapipe.host.report.drawing.elements import (
@@ -21,7 +21,7 @@ from fpgapipe.host.report.drawing.elements import (
     whole,
 )
 from fpgapipe.host.report.drawing.theme import asset, page_begins
-from fpgapipe.host.report.drawing.timetable import counted, number, percent
+from fpgapipe.host.report.drawing.timetable import number, percent
 from fpgapipe.host.report.pages.findings import findings, furthest
 from fpgapipe.host.report.pages.resource_tables import fullest
 from fpgapipe.host.report.pages.subject import Subject, array_words
@@ -185,13 +185,14 @@ def _builds(compared: Sequence[Compared]) -> Section:
         subject, plan = each.subject, each.subject.plan
         arrays = ", ".join(dict.fromkeys(array_words(node.core) for node in plan.nodes))
         resource, used = fullest(subject)
+        parts = counted(plan.num_microbatches, "micro-batch", "es")
         rows.append(
             [
                 Cell(text(each.label)),
                 Cell(text(plan.network)),
                 Cell(f"{text(plan.cluster)}, {counted(len(plan.nodes), 'device')}"),
                 Cell(text(arrays)),
-                Cell(f"{text(plan.order_name)}, {plan.num_microbatches} micro-batches"),
+                Cell(f"{text(plan.order_name)}, {parts}"),
                 whole(plan.batch),
                 whole(plan.predicted.minibatch_s * subject.clk_hz),
                 whole(subject.simulated_cycles),

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fpgapipe.errors import UserError
+from fpgapipe.errors import UserError, counted
 from fpgapipe.host.report.pages.inputs import MEASURED, Measured, Run, read_measured, read_runs
 from fpgapipe.lowering.schedule.schedule import forward_only
 from fpgapipe.lowering.units.network_units import units_of
@@ -54,7 +54,7 @@ class Subject:
         measured, why = read_measured(path)
         num_devices = len(build.plan.nodes)
         if measured and measured.devices and len(measured.devices) != num_devices:
-            why = f"{path} has {len(measured.devices)} devices, the plan {num_devices}."
+            why = f"{path} has {counted(len(measured.devices), 'device')}, the plan {num_devices}."
             measured = None
         elif measured and any(
             not {link.source, link.destination} <= set(range(num_devices))
