@@ -38,6 +38,7 @@ from fpgapipe.network.frontends.onnx.onnx_translation import (
     node_name,
 )
 from fpgapipe.network.frontends.source import OnnxSource, Place
+from fpgapipe.network.frontends.supported import MAX_SHOWN, likeliest, unsupported
 from fpgapipe.network.graph import Graph, NetworkError
 from fpgapipe.network.operators.others import load_operators
 from fpgapipe.network.operators.tensors import ShapeError, Tensor
@@ -45,9 +46,6 @@ from fpgapipe.optional import require
 
 MIN_OPSET = 9
 """Oldest opset that is read; the operators of older ones have other meanings."""
-
-MAX_SHOWN = 50
-"""Most nodes that an error lists; the others are only counted."""
 
 
 def read_onnx(path: Path, batch: int | None = None) -> Graph:
@@ -165,13 +163,7 @@ def _refuse_unsupported(path: Path, graph: Any, constants: Constants) -> None:
     for node in refused:
         op = f"{node.domain}.{node.op_type}" if node.domain else node.op_type
         by_op.setdefault(op, []).append(node_name(node))
-    faults = []
-    for op, names in sorted(by_op.items()):
-        hidden = len(names) - MAX_SHOWN
-        listed = ", ".join(names[:MAX_SHOWN]) + (f" and {hidden} more" if hidden > 0 else "")
-        faults.append(f"operator {op} is not supported (nodes {listed})")
-    faults.append(f"supported are {', '.join(sorted(HANDLERS))}")
-    raise FileError(path, faults)
+    raise FileError(path, [*unsupported(by_op), likeliest(by_op, HANDLERS)])
 
 
 def _is_known(node: Any) -> bool:

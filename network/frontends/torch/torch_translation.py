@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from fpgapipe.network.frontends.builder import FrontendBuilder, Unsupported
 from fpgapipe.network.frontends.masks import Masks
+from fpgapipe.network.frontends.supported import likeliest, unsupported
 from fpgapipe.network.frontends.torch.torch_aliases import Aliases
 from fpgapipe.network.frontends.torch.torch_registry import ATTEMPTS, HANDLERS, Node
 from fpgapipe.network.frontends.torch.torch_values import (
@@ -28,9 +29,6 @@ from fpgapipe.network.operators.tensors import ShapeError, Tensor
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
-
-MAX_SHOWN = 50
-"""Most nodes that an error lists; the others are only counted."""
 
 
 class Translation:
@@ -195,15 +193,10 @@ class Translation:
             elif not self._has_translation(node):
                 by_target.setdefault(str(node.target), []).append(node.name)
         if by_target:
-            faults = []
-            for target, names in sorted(by_target.items()):
-                hidden = len(names) - MAX_SHOWN
-                listed = ", ".join(names[:MAX_SHOWN])
-                more = f" and {hidden} more" if hidden > 0 else ""
-                faults.append(f"operator {target} is not supported (nodes {listed}{more})")
+            faults = unsupported(by_target)
             if any(self._draws(node) for node in self._program.graph.nodes):
                 faults.append("random numbers are drawn anew in each run; only dropout may")
-            faults.append(f"supported are {', '.join(sorted({*HANDLERS, *ATTEMPTS}))}")
+            faults.append(likeliest(by_target, {*HANDLERS, *ATTEMPTS}))
             self._refuse(faults)
 
     def _has_translation(self, node: Any) -> bool:
