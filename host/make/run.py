@@ -16,7 +16,7 @@ from fpgapipe.host.backends.torch_backend import Precision
 from fpgapipe.host.build.build import RUN, holding, open_build
 from fpgapipe.host.data.data import load_data
 from fpgapipe.host.runtime.run_display import RunDisplay
-from fpgapipe.host.runtime.run_folder import SETTINGS
+from fpgapipe.host.runtime.run_folder import SETTINGS, check_resumable, others_than
 from fpgapipe.host.runtime.runtime import (
     PYTORCH,
     RunOptions,
@@ -315,6 +315,8 @@ def run(
                 "--precision out, or run --backend torch"
             )
         place, model_steps = _source(source, folder, backend, resume=resume)
+        if place and source is None and build.plan.trains:
+            check_resumable(place)
         if place:
             asked = asked.after(place)
             if backend == "sim" and source is None:
@@ -374,7 +376,10 @@ def _source(
         return (folder / RUN / backend if resume else None), None
     source = folder / RUN / given if given in backend_names() else Path(given)
     if not source.exists():
-        raise UserError(f"{source} is not there: no run of which --from {given} could go on")
+        others = others_than(folder / RUN / backend)
+        raise UserError(
+            f"{source} is not there: no run of which --from {given} could go on{others}"
+        )
     return source, None
 
 

@@ -256,7 +256,12 @@ class CheckpointFolder:
                 logger.warning("%s; taking the one before it", error)
                 continue
             return path, checkpoint
-        raise UserError(
+        raise self.lack
+
+    @property
+    def lack(self) -> UserError:
+        """The error if there is none to resume from."""
+        return UserError(
             f"{self.path} has no checkpoint to resume from; leave --resume out to begin anew"
         )
 

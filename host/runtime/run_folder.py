@@ -11,6 +11,7 @@ import logging
 import os
 from typing import TYPE_CHECKING
 
+from fpgapipe.errors import UserError
 from fpgapipe.files import remove_folder, remove_leftovers
 from fpgapipe.host.runtime.checkpoint import CheckpointFolder
 from fpgapipe.host.runtime.run_log import read_log
@@ -44,6 +45,30 @@ def earlier_runs(folder: Path) -> list[Path]:
         elif rest[0] == "-" and rest[1:].isascii() and rest[1:].isdecimal():
             numbers.append(int(rest[1:]))
     return [earlier_run(folder, number) for number in sorted(numbers)]
+
+
+def others_than(folder: Path) -> str:
+    """The end of an error about a run without checkpoints: the runs of its build that have some."""
+    runs = folder.parent.iterdir() if folder.parent.is_dir() else ()
+    found = []
+    for run in sorted(runs):
+        if run != folder and (steps := CheckpointFolder(run / CHECKPOINTS).steps()):
+            name = run if ".before" in run.name else run.name
+            found.append(f"--from {name} (step {steps[0]:,})")
+    return f", or go on from another run: {', '.join(found)}" if found else ""
+
+
+def check_resumable(folder: Path) -> None:
+    """Refuse a run that has no checkpoint.
+
+    Raises
+    ------
+    UserError
+        If there is none; it names the runs of the build that have some.
+    """
+    checkpoints = CheckpointFolder(folder / CHECKPOINTS)
+    if not checkpoints.steps():
+        raise UserError(f"{checkpoints.lack}{others_than(folder)}")
 
 
 def steps_of(folder: Path) -> int:

@@ -31,6 +31,7 @@ from fpgapipe.host.runtime.run_folder import (
     drop_oldest,
     earlier_runs,
     keep_earlier,
+    others_than,
 )
 from fpgapipe.host.runtime.run_log import RunLog, read_log, simulated
 from fpgapipe.host.runtime.settings import Settings
@@ -291,17 +292,11 @@ class Trainer:
         return sum(value.nbytes for value in self._backend.state().values())
 
     def _newest(self, folder: Path) -> tuple[Path, Checkpoint]:
-        """The newest checkpoint of a run; the error if there is none names an earlier run."""
+        """The newest checkpoint of a run; the error if there is none names the other runs."""
         try:
             return CheckpointFolder(folder / CHECKPOINTS).newest(self._build, self._state_bytes())
         except UserError as error:
-            for each in earlier_runs(folder):
-                if steps := CheckpointFolder(each / CHECKPOINTS).steps():
-                    what = (
-                        f"{error}, or go on from step {steps[0]} of an earlier run: --from {each}"
-                    )
-                    raise UserError(what) from None
-            raise
+            raise UserError(f"{error}{others_than(folder)}") from None
 
     def _refuse_changes(self, path: Path, checkpoint: Checkpoint) -> None:
         then_epochs, then_steps = (checkpoint.settings.get(each) for each in ("epochs", "steps"))

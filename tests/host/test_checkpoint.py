@@ -310,8 +310,8 @@ def test_runs_that_never_began_push_none_away(tmp_path, caplog, killed):
     assert len(read_log(tmp_path / "run.before/log.jsonl")) == 15
     assert f"{tmp_path}/run is removed: that run ended before its first step" in caplog.messages
     if killed:
-        what = f"earlier run: --from {tmp_path}/run.before"
-        with pytest.raises(UserError, match=f"no checkpoint .* or go on from step 15 of an {what}"):
+        what = rf"another run: --from {tmp_path}/run.before \(step 15\)"
+        with pytest.raises(UserError, match=f"no checkpoint .* or go on from {what}"):
             counting(tmp_path / "run").resume()
     back = counting(tmp_path / "run", Settings(steps=16))
     back.resume(tmp_path / "run.before")

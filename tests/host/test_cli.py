@@ -21,6 +21,7 @@ from fpgapipe import __version__
 from fpgapipe.errors import UserError
 from fpgapipe.host.cli import main as cli_module
 from fpgapipe.host.terminal.console import Table
+from fpgapipe.network.zoo import NETWORKS
 
 ROOT = Path(__file__).parents[2]
 COMMANDS = sorted(commands_of())
@@ -37,6 +38,11 @@ def test_help_lists_every_command(cli):
     assert code == 0
     assert all(re.search(rf"^  {name} ", out, re.M) for name in COMMANDS)
     assert "Example: fpgapipe inspect resnet50 --batch 8" in out
+
+
+def test_inspect_lists_all_networks(cli):
+    listed = " ".join(cli("inspect", "--help")[1].split())
+    assert f"Built-in networks: {', '.join(NETWORKS)} Example: " in listed
 
 
 def test_version(cli):

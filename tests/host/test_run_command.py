@@ -209,6 +209,23 @@ def test_without_pytorch_its_extra_is_named(folder, cli, monkeypatch):
     assert (code, "fpgapipe[torch]" in err) == (2, True), err
 
 
+def test_runs_are_named_where_there_is_none_to_resume(folder, cli):
+    for name, step in (("torch", 1200), ("model.before", 3)):
+        place = folder / "run" / name / "checkpoints"
+        place.mkdir(parents=True)
+        (place / f"step-{step:08d}.ckpt").write_bytes(b"")
+    others = "or go on from another run: --from b/run/model.before (step 3), --from torch "
+    code, out, err = cli("run", "b", "--resume")  # before a simulator is compiled
+    assert (code, out) == (2, "")
+    assert err == (
+        "error: b/run/sim/checkpoints has no checkpoint to resume from; leave --resume out to "
+        f"begin anew, {others}(step 1,200)\n"
+    )
+    code, _, err = cli("run", "b", *MODEL, "--from", "sim")
+    assert code == 2
+    assert err.endswith(f"no run of which --from sim could go on, {others}(step 1,200)\n")
+
+
 def test_what_users_get_wrong(folder, tmp_path, cli):
     for images, labels, name in [
         (np.zeros((20, 3, 8, 8), np.float32), np.zeros(20, int), "shape"),
@@ -233,7 +250,7 @@ def test_what_users_get_wrong(folder, tmp_path, cli):
         (("run", "b", *MODEL[:2], "--data", "labels.npz"), "labels.npz: "),
         (("run", "b", *MODEL[:2], "--data", "few.npz"), "a mini-batch has 8 samples; 5 fill none"),
         (("run", "b", *MODEL[:2], "--data", "none.npz"), "none.npz"),
-        (("run", "b", *MODEL, "--resume"), "has no checkpoint to resume from; leave --resume out"),
+        (("run", "b", *MODEL, "--resume"), "to resume from; leave --resume out to begin anew\n"),
         (("run", "b", *MODEL, "--from", "sim"), "run/sim is not there"),
         (("run", "b", *MODEL, "--from", "file"), "file is no checkpoint of this version"),
         (("run", "b", *MODEL, "--parameters", "other.npz"), "lacks parameter conv1.weight, floa"),

@@ -10,9 +10,14 @@ from fpgapipe.host.cli.options import ranges
 from fpgapipe.host.cli.options.completion import networks_that_begin
 from fpgapipe.host.cli.options.options import command
 from fpgapipe.host.terminal.result import show
+from fpgapipe.network.zoo import NETWORKS
 
 
-@command("inspect", example="fpgapipe inspect resnet50 --batch 8")
+@command(
+    "inspect",
+    example="fpgapipe inspect resnet50 --batch 8",
+    epilog=f"Built-in networks: {', '.join(NETWORKS)}",
+)
 @click.argument("network", shell_complete=networks_that_begin)
 @click.option(
     "--batch",
@@ -33,10 +38,8 @@ from fpgapipe.host.terminal.result import show
 def inspect(network: str, batch: int | None, verify: bool, hardware: bool, as_json: bool) -> int:
     """Print the layers of NETWORK: shapes, MACs, parameters, features, totals.
 
-    NETWORK is a built-in name (digits-cnn, resnet-mini, vgg-mini, lenet5, alexnet, vgg16, resnet18,
-    resnet50, resnet152, inception_v3, mobilenet_v2, gnmt8, gnmt16, cosmoflow, bert_base, vit_b,
-    gpt2_small), a file (.onnx, SCALE-Sim or per-layer times .csv, PipeDream .txt), or
-    module:function, which gives a torch module or torch.export program.
+    NETWORK is a built-in name (below), a file (.onnx, SCALE-Sim or per-layer times .csv, PipeDream
+    .txt), or module:function, which gives a torch module or torch.export program.
 
     MACs are those of the forward pass over the whole batch; features are the elements of a layer's
     output; passes are what it computes in training (F forward, dX input gradient, dW weight

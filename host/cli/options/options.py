@@ -98,7 +98,7 @@ def parse_array(text: str | None, cells: str = "plain") -> tuple[int, int] | Non
 
 
 def command(
-    name: str, *, example: str, lowers: bool = False
+    name: str, *, example: str, epilog: str = "", lowers: bool = False
 ) -> Callable[[Callable[..., Any]], click.Command]:
     """Declare a sub-command with ``--quiet``, ``--verbose`` and an example in its help.
 
@@ -110,6 +110,8 @@ def command(
         Name of the sub-command.
     example : str
         A complete command line that works; tests/host/test_cli.py runs it.
+    epilog : str
+        What the help says before the example.
     lowers : bool
         Whether most of its time goes into programs, millions of objects that stay to its end.
     """
@@ -134,7 +136,9 @@ def command(
         run.__doc__ = function.__doc__
         run.__click_params__ = getattr(function, "__click_params__", [])  # type: ignore[attr-defined]
         shows = {"show_default": True}
-        made = click.command(name, Command, epilog=f"Example: {example}", context_settings=shows)
+        made = click.command(
+            name, Command, epilog=f"{epilog}\n\nExample: {example}", context_settings=shows
+        )
         return made(verbosity_options(run))
 
     return decorate
