@@ -117,7 +117,7 @@ def test_a_build_for_inference_gives_the_same(trained, pictures, tmp_path):
 
 def test_the_report_shows_them(trained, pictures):
     fpgapipe.predict(trained, str(pictures / "known"), part="all")
-    page = fpgapipe.report(trained).read_text()
+    page = fpgapipe.report(trained).page.read_text()
     assert '<section id="predictions"' in page
     assert "Accuracy by class" in page
     assert "owl" in page
@@ -126,7 +126,7 @@ def test_the_report_shows_them(trained, pictures):
     try:
         for text in ("{", good.replace('"accuracy": ', '"accuracy": 7')):
             kept.write_text(text)
-            assert "predictions.json cannot be used" in fpgapipe.report(trained).read_text()
+            assert "predictions.json cannot be used" in fpgapipe.report(trained).page.read_text()
     finally:
         kept.write_text(good)
 

@@ -303,7 +303,7 @@ def test_damaged_lines_of_a_log_are_left_out_and_named(tmp_path):
     assert first == f"{log}, line 2 is damaged: '\\x00\\x00'."
     assert second.startswith(f"{log}, line 3 cannot be used: step: Input should be greater than or")
     assert more == f"{log}: 2 further lines cannot be used."
-    assert settings == f"{tmp_path}/sim/settings.json is damaged: no JSON object."
+    assert settings == f"{tmp_path}/sim/settings.json is damaged: no JSON object of finite numbers."
 
 
 def test_a_loss_that_is_no_number_leaves_a_gap(tmp_path):

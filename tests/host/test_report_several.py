@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 
 import pytest
 from report_case import fill_run, make_build
@@ -85,6 +86,33 @@ def test_runs_of_one_build_are_compared(folders, tmp_path):
         gather([folders / "a/run/none"])
     with pytest.raises(UserError, match="is named twice; there is nothing to compare"):
         gather([folders / "a", folders / "." / "a"])
+
+
+def test_figures_as_json(folders, cli):
+    code, out, err = cli("report", folders / "a", folders / "a/run/torch", "--json")
+    assert code == 0, err
+    found = json.loads(out)
+    assert found["page"].endswith("comparison.html")
+    whole, run = found["builds"]
+    assert [each["name"] for each in whole["runs"]] == ["model", "sim", "torch"]
+    assert [each["name"] for each in run["runs"]] == ["torch"]
+    made = subject(folders / "a")
+    assert whole["simulated_cycles"] == made.measured.minibatch_cycles.rtl
+    assert whole["samples_per_s"] == 32 * 300e6 / whole["simulated_cycles"]
+    assert whole["runs"][2] == run["runs"][0]
+    assert run["runs"][0]["loss"] == made.runs[2].steps[-1].loss
+    assert [each["device"] for each in whole["resources"]] == made.names
+    assert whole["micro_batches"] == made.plan.num_microbatches
+
+
+def test_settings_that_are_no_json_have_no_figures(folders, cli, tmp_path):
+    shutil.copytree(folders / "b", tmp_path / "c")
+    (tmp_path / "c/run/model/settings.json").write_text('{"learning_rate": 1e999}')
+    code, out, err = cli("report", tmp_path / "c", "--json")
+    assert code == 0, err
+    run = json.loads(out)["builds"][0]["runs"][0]
+    assert run["settings"] == {}
+    assert run["faults"][-1].endswith("settings.json is damaged: no JSON object of finite numbers.")
 
 
 def test_the_command(folders, cli, tmp_path):

@@ -8,6 +8,7 @@ import fpgapipe
 from fpgapipe.host.cli.options.options import build_folders, command
 from fpgapipe.host.terminal.console import progress
 from fpgapipe.host.terminal.outputs import check_outputs
+from fpgapipe.host.terminal.result import show
 
 
 @command("report", example="fpgapipe report out/digits-cnn")
@@ -23,7 +24,8 @@ from fpgapipe.host.terminal.outputs import check_outputs
     type=click.Path(dir_okay=False),
     help="File to write the page to [default: DIR/run/report.html; of several, comparison.html].",
 )
-def report(folders: tuple[str, ...], measure: bool, output: str | None) -> None:
+@click.option("--json", "as_json", is_flag=True, help="Print the figures as one JSON object, too.")
+def report(folders: tuple[str, ...], measure: bool, output: str | None, as_json: bool) -> None:
     """Write a page about the build in DIR: plan, resources, cycles, training.
 
     The page is one file that needs nothing else. It shows what 'fpgapipe run' has left in DIR and
@@ -32,5 +34,5 @@ def report(folders: tuple[str, ...], measure: bool, output: str | None) -> None:
     resources.
     """
     check_outputs({"--output": output})
-    page = fpgapipe.report(*folders, output=output, measure=measure, progress=progress)
-    print(f"written to {page}")
+    made = fpgapipe.report(*folders, output=output, measure=measure, progress=progress)
+    show(made, as_json=as_json)

@@ -6,6 +6,7 @@ a sentence says so.
 
 from __future__ import annotations
 
+import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -223,9 +224,12 @@ def _read_run(path: Path) -> Run:
             found = parse_json(beside)
             if not isinstance(found, dict):
                 raise ValueError
+            json.dumps(found, allow_nan=False)  # a number such as 1e999 is infinite
             settings = found
         except ValueError:
-            faults.append(f"{path.with_name(SETTINGS)} is damaged: no JSON object.")
+            faults.append(
+                f"{path.with_name(SETTINGS)} is damaged: no JSON object of finite numbers."
+            )
     return Run(path.parent.name, tuple(steps), tuple(validations), settings, tuple(faults))
 
 

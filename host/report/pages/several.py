@@ -140,19 +140,13 @@ def accuracy_of(subject: Subject) -> float | None:
     return run.validations[-1].accuracy if run and run.validations else None
 
 
-def _rate(subject: Subject) -> float:
-    """Samples a second: simulated if there is a simulation, else predicted."""
-    predicted = subject.plan.predicted.minibatch_s * subject.clk_hz
-    return subject.plan.batch * subject.clk_hz / (subject.simulated_cycles or predicted)
-
-
 def _verdict(compared: Sequence[Compared]) -> str:
     """Say in two sentences which build is the fastest, and which finds most classes."""
-    fastest = max(compared, key=lambda each: _rate(each.subject))
+    fastest = max(compared, key=lambda each: each.subject.samples_per_s)
     known = "" if fastest.subject.simulated_cycles else ", by its plan"
     words = (
         f"<b>{text(fastest.label)}</b> is the fastest{known}, with "
-        f"{number(_rate(fastest.subject), 4)} samples a second."
+        f"{number(fastest.subject.samples_per_s, 4)} samples a second."
     )
     scored = [
         (accuracy, each.label)
@@ -196,7 +190,7 @@ def _builds(compared: Sequence[Compared]) -> Section:
                 whole(plan.batch),
                 whole(plan.predicted.minibatch_s * subject.clk_hz),
                 whole(subject.simulated_cycles),
-                Cell(number(_rate(subject), 4), _rate(subject)),
+                Cell(number(subject.samples_per_s, 4), subject.samples_per_s),
                 share(accuracy_of(subject)),
                 Cell(f"{resource} {percent(used)}{meter(used)}", used) if resource else NOTHING,
             ]

@@ -97,6 +97,12 @@ class Subject:
         return counts[-1] if counts else None
 
     @property
+    def samples_per_s(self) -> float:
+        """Samples a second: simulated if there is a simulation, else predicted."""
+        predicted = self.plan.predicted.minibatch_s * self.clk_hz
+        return self.plan.batch * self.clk_hz / (self.simulated_cycles or predicted)
+
+    @property
     def measure_command(self) -> str:
         """The command line that measures the build."""
         return f"fpgapipe report {self.build.folder} --measure"
