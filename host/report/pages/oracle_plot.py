@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from itertools import groupby
+from itertools import groupby, pairwise
 from typing import TYPE_CHECKING
 
 from fpgapipe.errors import counted
@@ -34,12 +34,21 @@ STYLES = {
 }
 """Colour, dashes and mark of each strategy: mixtures with data parallelism are dashed."""
 
+NEAR = 3.0
+"""Points that are nearer than this lie on each other."""
+
 MARKS = {
     "circle": "M-4 0a4 4 0 1 0 8 0a4 4 0 1 0-8 0z",
     "square": "M-3.6-3.6h7.2v7.2h-7.2z",
     "triangle": "M0-4.6L4.6 3.6H-4.6z",
     "diamond": "M0-5L5 0L0 5L-5 0z",
 }
+
+RING = 'fill="none" vector-effect="non-scaling-stroke" stroke-width="1.5" stroke='
+"""Look of a mark around another one; its colour follows."""
+
+IDEAL = "without losses"
+"""Name of the line of the best strategy's speed on the fewest devices, times the devices."""
 
 CSS = """
 .oracle text { font: 12px system-ui, sans-serif; fill: var(--ink); }
@@ -79,7 +88,7 @@ def draw_svg(found: Sequence[Forecast], title: str, *, alone: bool = True) -> st
 
 class _Picture:
     def __init__(self, found: Sequence[Forecast]) -> None:
-        self.lines = {
+        self.lines: dict[str, list[Forecast]] = {
             name: sorted(each, key=lambda one: one.devices)
             for name, each in groupby(
                 sorted(found, key=lambda one: one.name), key=lambda one: one.name
@@ -116,9 +125,15 @@ class _Picture:
             f'<text class="head" x="16" y="28">{text(title)}</text>'
         )
         yield from self.axes()
-        yield from self.ideal()
         for index, name in enumerate(self.lines):
-            yield from self.line(name, index)
+            yield from self.key(name, index)
+        for place in (self.of_speed, self.of_share):
+            drawn: list[list[tuple[float, float]]] = []
+            for name in self.lines:
+                points = [place(each) for each in self.lines[name]]
+                yield from self.line(name, points, drawn)
+                drawn.append(points)
+        yield from self.ideal()
         yield "</svg>\n"
 
     def axes(self) -> Iterator[str]:
@@ -168,38 +183,83 @@ class _Picture:
         ]
         if len(points) > 1:
             path = "L".join(f"{x:.1f} {y:.1f}" for x, y in points)
-            yield f'<path class="ideal" d="M{path}"><title>without losses</title></path>'
+            yield f'<path class="ideal" d="M{path}"><title>{IDEAL}</title></path>'
+            y = SPEED[0] + 10 + 24 * len(self.lines)
+            yield f'<path class="ideal" d="M{RIGHT + 16} {y}h28"/>'
+            yield f'<text x="{RIGHT + 52}" y="{y + 4}">{IDEAL}</text>'
 
-    def line(self, name: str, index: int) -> Iterator[str]:
-        colour, dashes, mark = STYLES[name]
+    def of_speed(self, each: Forecast) -> tuple[float, float]:
+        """Where a forecast is in the diagram of speeds."""
+        return self.x(each.devices), self.y(each.samples_per_s)
+
+    def of_share(self, each: Forecast) -> tuple[float, float]:
+        """Where a forecast is in the diagram of communication."""
+        return self.x(each.devices), self.y_share(_moved(each))
+
+    def key(self, name: str, index: int) -> Iterator[str]:
+        """A curve's line of the legend, which names the first curve that it lies on."""
+        stroke, mark = _style(name)
         y = SPEED[0] + 10 + 24 * index
-        stroke = f'stroke="var(--{colour})" stroke-width="2" fill="none"'
-        if dashes:
-            stroke += f' stroke-dasharray="{dashes}"'
-        fill = f'fill="var(--{colour})"'
         yield f'<path d="M{RIGHT + 16} {y}h28" {stroke}/>'
-        yield f'<path transform="translate({RIGHT + 30} {y})" d="{MARKS[mark]}" {fill}/>'
+        yield f'<path transform="translate({RIGHT + 30} {y})" {mark}/>'
         yield f'<text x="{RIGHT + 52}" y="{y + 4}">{text(name)}</text>'
-        of_name = self.lines[name]
-        for places in (
-            [self.y(each.samples_per_s) for each in of_name],
-            [self.y_share(_moved(each)) for each in of_name],
-        ):
-            points = [
-                (self.x(each.devices), at, each) for each, at in zip(of_name, places, strict=True)
-            ]
-            path = "L".join(f"{x:.1f} {at:.1f}" for x, at, _ in points)
-            yield f'<path d="M{path}" {stroke}/>'
-            for x, at, each in points:
-                words = (
-                    f"{name}, {counted(each.devices, 'device')}: "
-                    f"{number(each.samples_per_s, 4)} samples/s, "
-                    f"{_moved(each):.0%} communication"
-                )
-                yield (
-                    f'<path transform="translate({x:.1f} {at:.1f})" d="{MARKS[mark]}" {fill}>'
-                    f"<title>{text(words)}</title></path>"
-                )
+        if same := self.lies_on(name):
+            yield f'<text class="soft" x="{RIGHT + 52}" y="{y + 16}">as {text(same)}</text>'
+
+    def lies_on(self, name: str) -> str | None:
+        """The first curve of speeds on all of whose points a curve has its own."""
+        points = [self.of_speed(each) for each in self.lines[name]]
+        for other, line in self.lines.items():
+            others = [self.of_speed(each) for each in line]
+            if other == name:
+                break
+            if len(others) == len(points) > 1 and all(map(_near, points, others)):
+                return other
+        return None
+
+    def line(
+        self,
+        name: str,
+        points: Sequence[tuple[float, float]],
+        drawn: Sequence[Sequence[tuple[float, float]]],
+    ) -> Iterator[str]:
+        """A curve: dashed where it lies on one that is drawn, with marks around those there."""
+        stroke, mark = _style(name)
+        for begin, end in pairwise(points):
+            is_shared = any(
+                _near(begin, one) and _near(end, other)
+                for line in drawn
+                for one, other in pairwise(line)
+            )
+            shown = (
+                f'{stroke} stroke-dasharray="7 7"' if is_shared and "dash" not in stroke else stroke
+            )
+            yield f'<path d="M{begin[0]:.1f} {begin[1]:.1f}L{end[0]:.1f} {end[1]:.1f}" {shown}/>'
+        for (x, at), each in zip(points, self.lines[name], strict=True):
+            below = sum(any(_near((x, at), one) for one in line) for line in drawn)
+            words = (
+                f"{name}, {counted(each.devices, 'device')}: "
+                f"{number(each.samples_per_s, 4)} samples/s, "
+                f"{_moved(each):.0%} communication"
+            )
+            where = f"translate({x:.1f} {at:.1f})"
+            ring = f" scale({1 + 0.4 * below:.1f})" if below else ""
+            look = mark.replace("fill=", RING) if below else mark
+            yield (f'<path transform="{where}{ring}" {look}><title>{text(words)}</title></path>')
+
+
+def _style(name: str) -> tuple[str, str]:
+    """Attributes of a curve's line, and of its marks."""
+    colour, dashes, mark = STYLES[name]
+    stroke = f'stroke="var(--{colour})" stroke-width="2" fill="none"'
+    if dashes:
+        stroke += f' stroke-dasharray="{dashes}"'
+    return stroke, f'd="{MARKS[mark]}" fill="var(--{colour})"'
+
+
+def _near(one: tuple[float, float], other: tuple[float, float]) -> bool:
+    """Whether two points lie on each other."""
+    return math.dist(one, other) < NEAR
 
 
 def _moved(each: Forecast) -> float:
