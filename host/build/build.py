@@ -54,7 +54,7 @@ from fpgapipe.host.build.device_file import read_device
 from fpgapipe.host.data.npz_file import npz_bytes
 from fpgapipe.host.terminal.outputs import MANIFEST as MANIFEST
 from fpgapipe.host.terminal.outputs import RUN as RUN
-from fpgapipe.host.terminal.outputs import how_to_build
+from fpgapipe.host.terminal.outputs import no_build
 from fpgapipe.lowering.memory.memory_map import joined
 from fpgapipe.lowering.program.pipeline import PipelineProgram
 from fpgapipe.lowering.units.step_options import StepOptions
@@ -511,9 +511,7 @@ def _read_manifest(folder: Path) -> tuple[bytes, _Manifest]:
             raise FileError(folder / MANIFEST, ["is a link, not a file"])
         data = read_bytes(folder / MANIFEST, MAX_MANIFEST_BYTES)
     except FileError as error:
-        hint = "" if os.path.lexists(folder) else f"; {how_to_build(folder)}"
-        why = f"{MANIFEST}: {error.faults[0]}"
-        raise UserError(f"{folder} is no build folder ({why}){hint}") from None
+        raise no_build(folder, error.faults[0]) from None
     try:
         value = parse_json(data)
         if value["format"] != "fpgapipe-build":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 
@@ -24,6 +25,25 @@ def how_to_build(folder: Path) -> str:
     """Part of a message: an example of a complete command line that makes a build."""
     line = "fpgapipe build --board u280 --devices 2 --array 8x8 --batch 8"
     return f"'{line} -o {folder}' makes one"
+
+
+def no_build(folder: Path, why: str = "there is no such file") -> UserError:
+    """The error for a folder without a build; if there is no such folder, it says how to make one.
+
+    Parameters
+    ----------
+    folder : Path
+    why : str
+        What is wrong with its manifest.
+    """
+    hint = "" if os.path.lexists(folder) else f"; {how_to_build(folder)}"
+    return UserError(f"{folder} is no build folder ({MANIFEST}: {why}){hint}")
+
+
+def check_folder_there(folder: Path) -> None:
+    """Refuse a build folder that is not there before anything is imported that opens builds."""
+    if not os.path.lexists(folder):
+        raise no_build(folder)
 
 
 def check_outputs(outputs: Mapping[str, str | None], inputs: Iterable[str | None] = ()) -> None:

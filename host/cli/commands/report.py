@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import click
 
 import fpgapipe
 from fpgapipe.host.cli.options.options import build_folders, command
 from fpgapipe.host.terminal.console import progress
-from fpgapipe.host.terminal.outputs import check_outputs
+from fpgapipe.host.terminal.outputs import RUN, check_folder_there, check_outputs
 from fpgapipe.host.terminal.result import show
 
 
@@ -33,6 +35,8 @@ def report(folders: tuple[str, ...], measure: bool, output: str | None, as_json:
     builds or single runs such as out/digits-cnn/run/model, it compares curves, cycles, accuracy and
     resources.
     """
+    for folder in map(Path, folders):
+        check_folder_there(folder.parent.parent if folder.parent.name == RUN else folder)
     check_outputs({"--output": output})
     made = fpgapipe.report(*folders, output=output, measure=measure, progress=progress)
     show(made, as_json=as_json)

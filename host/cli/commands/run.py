@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import click
@@ -17,6 +18,7 @@ from fpgapipe.host.cli.options.options import build_folder, command
 from fpgapipe.host.cli.options.shared import addresses_option, momentum_option, threads_option
 from fpgapipe.host.cli.options.suggestions import BACKENDS
 from fpgapipe.host.terminal.console import progress
+from fpgapipe.host.terminal.outputs import check_folder_there
 from fpgapipe.host.terminal.result import show
 from fpgapipe.host.transports.opening import backend_names
 
@@ -210,6 +212,7 @@ def run(
     The same samples in the same order leave the same weights, bit for bit, in simulated devices and
     in their model, however many there are. Ctrl-C writes a checkpoint.
     """
+    check_folder_there(Path(folder))
     given = given_settings(options)
     found = fpgapipe.run(
         folder,

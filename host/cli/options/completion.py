@@ -5,8 +5,6 @@ from __future__ import annotations
 from importlib.resources import files
 from typing import TYPE_CHECKING
 
-from fpgapipe.network.zoo import NETWORKS
-
 if TYPE_CHECKING:
     import click
 
@@ -20,4 +18,6 @@ def boards_that_begin(ctx: click.Context, param: click.Parameter, incomplete: st
 
 def networks_that_begin(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
     """Names of built-in networks that begin with the typed text."""
+    from fpgapipe.network.zoo import NETWORKS  # takes 40 ms that only a shell must wait for
+
     return sorted(name for name in NETWORKS if name.startswith(incomplete))
