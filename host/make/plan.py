@@ -431,6 +431,11 @@ def plan(
             reason = "; ".join(map(str, refusals[:3]))
             if explains:
                 raise UserError(f"--explain needs programs, and none are made: {reason}")
+            if micro_batches is None and samples != batch:
+                raise UserError(
+                    f"{source.name} has a fixed batch: without programs, --strategy {names[0]} "
+                    f"plans a mini-batch as a whole, so take --batch {samples}"
+                )
             with progress() as display:
                 display.add_task("pricing layers")
                 return PlannedDegrees(estimate(request, display.count), reason)

@@ -76,3 +76,18 @@ def test_a_fixed_batch_is_built(cli, fixed_batch, tmp_path):
     code, _, err = cli("build", "--network", "own", *common, "-o", tmp_path / "out")
     assert (code, err) == (0, "")
     assert json.loads((tmp_path / "out" / "plan.json").read_text())["num_microbatches"] == 1
+
+
+def test_degrees_without_programs_are_of_a_whole_mini_batch(cli, tmp_path):
+    table = tmp_path / "net.csv"
+    table.write_text("Layer, M, N, K,\ng1,64,128,256,\ng2,64,100,128,\n")
+    options = ("--strategy", "layerwise", "--board", "u280", "--devices", 2)
+    code, _, err = cli("plan", table, *options)
+    assert code == 2
+    assert err == (
+        f"error: {table} has a fixed batch: without programs, --strategy layerwise plans a "
+        "mini-batch as a whole, so take --batch 1\n"
+    )
+    code, out, err = cli("plan", table, *options, "--batch", 1)
+    assert code == 0, err
+    assert "cannot make this plan" in out
