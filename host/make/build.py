@@ -16,7 +16,15 @@ from fpgapipe.errors import UserError
 from fpgapipe.host.backends.verification import verified
 from fpgapipe.host.build.build import Build, check_folder, write_build
 from fpgapipe.host.build.verilog_ahead import LARGE_MACS, Begun
-from fpgapipe.host.make.networks import Load, frozen_loader, loader, with_integers, with_parameters
+from fpgapipe.host.make.networks import (
+    Load,
+    Loader,
+    frozen_loader,
+    loader,
+    of_run,
+    with_integers,
+    with_parameters,
+)
 from fpgapipe.host.make.plan_tables import plan_parts
 from fpgapipe.host.make.planning import (
     AUTO,
@@ -174,7 +182,7 @@ class Built(Result):
 
 
 def build(
-    network: str | Load,
+    network: str | Load | None,
     cluster: Cluster | ClusterSpec,
     folder: Path | str | None = None,
     *,
@@ -187,6 +195,7 @@ def build(
     options: StepOptions | None = None,
     seed: int = 0,
     parameters: str | None = None,
+    source: Path | str | None = None,
     int8: str | None = None,
     int8_percentile: float = 100,
     freeze: Sequence[str] = (),
@@ -203,8 +212,9 @@ def build(
 
     Parameters
     ----------
-    network : str or callable
-        Its name or file, or a function that gives the graph for a number of samples.
+    network : str, callable or None
+        Its name or file, or a function that gives the graph for a number of samples; None for that
+        of `source`.
     cluster : Cluster or ClusterSpec
     folder : path, optional
         Folder to write; ``out/NETWORK`` if it is not given.
@@ -226,6 +236,9 @@ def build(
         Seed of the random initial parameters.
     parameters : str, optional
         A checkpoint, or a file of tensors as `export` writes it, with parameters to begin with.
+    source : path, optional
+        A build that was trained, or the folder of one of its runs, whose network and weights a
+        build for inference takes.
     int8 : str, optional
         Samples, as for `load_data`, from which an INT8 network for inference has its scales.
     int8_percentile : float
@@ -264,10 +277,18 @@ def build(
     check_training(options, schedule)
     if int8 is not None and options.train:
         raise UserError("--int8 builds networks for inference: it needs --mode infer")
-    source = loader(network)
-    micro_batches = source.micro_batches(batch, micro_batches)
+    if source is not None and parameters is not None:
+        raise UserError("--from takes the weights of a run; leave --parameters out")
+    given = _network_of(network, source, options)
+    if source is not None:
+        target = Path(folder or f"out/{given.name}").resolve()
+        if Path(source).resolve().is_relative_to(target):
+            raise UserError(
+                f"{target} has the run whose weights are taken; name another folder with -o"
+            )
+    micro_batches = given.micro_batches(batch, micro_batches)
     microbatch = batch // (micro_batches or 1)
-    evaluated = source if options.train else (lambda samples: source(samples).evaluated)
+    evaluated = given if options.train else (lambda samples: given(samples).evaluated)
     if int8 is None and int8_percentile != 100:
         raise UserError(
             "--int8-percentile is about the scales of --int8 DATA: name samples with it"
@@ -290,12 +311,30 @@ def build(
         form=form_of(cells),
     )
     _refuse_layers(request)
-    if verify and (note := compared(source, batch, micro_batches, train=request.train)):
+    if verify and (note := compared(given, batch, micro_batches, train=request.train)):
         on_note(note)
-    making = _Making(request, source.name, folder, seed, verify, hardware, progress)
+    making = _Making(request, given.name, folder, seed, verify, hardware, progress)
     names = ["pipeline", *tried_strategies()] if strategy == AUTO else [strategy]
-    found, _, _ = fastest_of(request, source.name, names, progress, smallest=True)
+    found, _, _ = fastest_of(request, given.name, names, progress, smallest=True)
     return making.of_pipeline(found.pipeline) if found.pipeline else making.of(found.plan)
+
+
+def _network_of(
+    network: str | Load | None, source: Path | str | None, options: StepOptions
+) -> Loader:
+    """What loads the network that is named, or that of a run."""
+    if source is None:
+        if network is None:
+            raise UserError("name a network, or a run whose network is built for inference")
+        return loader(network)
+    if network is not None:
+        raise UserError("--from takes the network of a run; leave --network out")
+    if options.train:
+        raise UserError(
+            "--from makes builds for inference: take --mode infer, or begin with the weights of a "
+            "checkpoint by --parameters"
+        )
+    return loader(of_run(Path(source)))
 
 
 def check_training(options: StepOptions, schedule: str) -> None:

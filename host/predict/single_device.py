@@ -41,7 +41,8 @@ def open_single(run: TrainedRun, backend: str, threads: int | None = None) -> Ba
     if backend not in ON_ONE_DEVICE:
         raise UserError(
             f"a training's weights are tried in {' and '.join(ON_ONE_DEVICE)}; for {backend}, "
-            f"'fpgapipe build --mode infer --parameters {run.path}' makes a build for inference"
+            f"'fpgapipe build --mode infer --from {run.path.parent.parent}' makes a build for "
+            "inference"
         )
     graph = build.graph.evaluated
     pipeline = build_pipeline(

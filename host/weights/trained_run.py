@@ -77,7 +77,8 @@ def find_run(folder: Path, backend: str | None) -> tuple[Path, Path]:
         what = "a checkpoint" if backend is None else f"a run of {backend} with a checkpoint"
         have = f"it has {', '.join(there)}" if there else f"'fpgapipe run {folder}' makes one"
         if backend is None and now:
-            raise UserError(f"{folder} has runs of {', '.join(now)}; say which with --backend")
+            which = f"say which with --backend, or name {folder / RUN / now[0]}"
+            raise UserError(f"{folder} has runs of {', '.join(now)}; {which}")
         raise UserError(f"{folder} has no {what.removeprefix('a ')}; {have}")
     build = folder.parent.parent
     if folder.parent.name != RUN or not (build / MANIFEST).is_file():

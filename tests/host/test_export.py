@@ -215,12 +215,53 @@ def test_what_is_refused(trained, tmp_path, capsys, monkeypatch):
 def test_runs_of_several_backends(trained, tmp_path, capsys):
     fpgapipe.run(trained, "torch", data="random", steps=1, validates=False)
     try:
-        assert "has runs of model, torch; say which with --backend" in refused(
+        assert "has runs of model, torch; say which with --backend, or name " in refused(
             capsys, trained, "-o", tmp_path / "w.npz"
         )
         fpgapipe.export(trained, tmp_path / "w.npz", backend="torch")
     finally:
         remove_folder(trained / "run" / "torch")
+
+
+def test_a_build_for_inference_from_a_run(trained, tmp_path):
+    """It has the network of the run without its name, and the weights of the checkpoint."""
+    boards = fpgapipe.chain_of(fpgapipe.load_board("u280"), 1)
+    options = {
+        "batch": 8, "micro_batches": 2, "array": (8, 8), "hardware": False, "verify": False,
+        "options": fpgapipe.StepOptions(train=False),
+    }  # fmt: skip
+    folder = tmp_path / "infer"
+    fpgapipe.build(None, boards, folder, source=trained, **options)
+    build = fpgapipe.open_build(folder)
+    exported = fpgapipe.export(trained, tmp_path / "w.npz")
+    state = fpgapipe.read_checkpoint(exported.checkpoint).state
+    assert build.graph.batch == 4
+    assert build.parameters
+    for name, value in build.parameters.items():
+        np.testing.assert_array_equal(value, state[name], strict=True)
+    again = tmp_path / "again"
+    fpgapipe.build(small_network, boards, again, parameters=str(tmp_path / "w.npz"), **options)
+    logits = []
+    for each in (folder, again):
+        ran = fpgapipe.run(each, "model", data="random", steps=1)
+        with np.load(ran.summary.folder / "logits.npz") as found:
+            logits.append(found["logits"])
+    np.testing.assert_array_equal(*logits, strict=True)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("--mode train", "--from makes builds for inference: take --mode infer"),
+        ("--mode infer --network lenet5", "takes the network of a run; leave --network out"),
+        ("--mode infer --parameters x.npz", "takes the weights of a run; leave --parameters out"),
+        ("--mode infer -o OWN", "has the run whose weights are taken; name another folder"),
+    ],
+)
+def test_what_a_build_from_a_run_refuses(trained, words, message, capsys):
+    given = [str(trained) if word == "OWN" else word for word in words.split()]
+    assert main(["build", "--from", str(trained), "--board", "u280", *given]) == 2
+    assert message in capsys.readouterr().err
 
 
 def test_a_build_that_was_not_run(tmp_path, capsys):

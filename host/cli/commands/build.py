@@ -39,8 +39,7 @@ if TYPE_CHECKING:
 @click.option(
     "--network",
     shell_complete=networks_that_begin,
-    default="digits-cnn",
-    help="Network to build: a name or a file, as for 'inspect'.",
+    help="Network to build: a name or a file, as for 'inspect' [default: digits-cnn].",
 )
 @click.option(
     "--mode",
@@ -53,6 +52,14 @@ if TYPE_CHECKING:
     type=click.Path(dir_okay=False),
     help="Begin with the parameters of a checkpoint, or of a file that 'export' writes or "
     "PyTorch's packages do (.safetensors, .npz, .pt), instead of random ones.",
+)
+@click.option(
+    "--from",
+    "source",
+    metavar="RUN",
+    type=click.Path(),
+    help="Take network and weights of a build that was trained, or of the folder of one of its "
+    "runs, for --mode infer.",
 )
 @click.option(
     "--int8",
@@ -116,9 +123,10 @@ if TYPE_CHECKING:
 )
 def build(
     cluster: Cluster,
-    network: str,
+    network: str | None,
     array: str | None,
     folder: str | None,
+    source: str | None,
     package: str | None,
     **options: Any,
 ) -> None:
@@ -129,9 +137,10 @@ def build(
     run' needs; nothing is written if a layer does not fit.
     """
     built = fpgapipe.build(
-        network,
+        "digits-cnn" if network is None and source is None else network,
         cluster,
         folder,
+        source=source,
         array=parse_array(array, options["cells"]),
         package=package,
         on_note=print,
