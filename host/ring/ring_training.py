@@ -17,7 +17,7 @@ from fpgapipe.errors import UserError
 from fpgapipe.host.data.sample_checks import check_samples, digest_of
 from fpgapipe.host.ring.shards import shards_of
 from fpgapipe.host.runtime.checkpoint import Checkpoint, CheckpointFolder
-from fpgapipe.host.runtime.divergence import diverged, explosion
+from fpgapipe.host.runtime.divergence import diverged, explosion, fixed_numbers
 from fpgapipe.host.runtime.evaluation import Inference
 from fpgapipe.host.runtime.run_log import RunLog, read_log
 from fpgapipe.host.runtime.training import Found
@@ -149,6 +149,7 @@ class RingTrainer:
         self._done = 0
         self._states: list[Values] = [{} for _ in build.graphs]
         self._losses: list[float | None] = [None] * len(build.graphs)
+        self._fixed = [fixed_numbers(graph) for graph in build.graphs]
         self._result = RingResult([], self.rounds * len(build.groups), None, None, 0, 0, 0.0)
         self._hop_cycles: dict[tuple[int, int], int] = {}
 
@@ -170,7 +171,10 @@ class RingTrainer:
         UserError
             If there is none, or it was made with other settings.
         """
-        path, checkpoint = self._checkpoints.newest(self._build.digest)
+        path, checkpoint = self._checkpoints.newest(
+            self._build.digest,
+            fixed={f"{model}/{name}" for model, names in enumerate(self._fixed) for name in names},
+        )
         if dict(checkpoint.settings) != self._decisive:
             raise UserError(
                 f"{path} was made with other settings or samples; resume with the same ones, or "
@@ -312,7 +316,7 @@ class RingTrainer:
     def _checked(self, model: int, state: Values) -> Values:
         """The state, which must not have exploded."""
         loss = self._losses[model]
-        fault = explosion(state)
+        fault = explosion(state, self._fixed[model])
         if loss is not None and not math.isfinite(loss):
             fault = f"its loss is {loss}"
         if fault:

@@ -26,7 +26,7 @@ from fpgapipe.host.runtime.divergence import explosion
 from fpgapipe.json_faults import faults_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Collection, Iterator, Mapping
     from io import BufferedReader
 
     from numpy.typing import NDArray
@@ -230,7 +230,9 @@ class CheckpointFolder:
         """Numbers of steps of the checkpoints, the largest first."""
         return [int(path.stem.removeprefix("step-")) for path in self]
 
-    def newest(self, build: str, most_bytes: int = MAX_BYTES) -> tuple[Path, Checkpoint]:
+    def newest(
+        self, build: str, most_bytes: int = MAX_BYTES, fixed: Collection[str] = ()
+    ) -> tuple[Path, Checkpoint]:
         """The newest undamaged checkpoint of a build; a warning names each newer one.
 
         Parameters
@@ -239,6 +241,8 @@ class CheckpointFolder:
             Digest of the build.
         most_bytes : int
             Most bytes of all values together, as for `Checkpoint.read`.
+        fixed : collection of str
+            Names of tensors that no training changes, as for `explosion`.
 
         Raises
         ------
@@ -250,7 +254,7 @@ class CheckpointFolder:
                 checkpoint = Checkpoint.read(path, most_bytes)
                 if checkpoint.build != build:
                     raise CheckpointError(f"{path} is of another build")
-                if fault := explosion(checkpoint.state):
+                if fault := explosion(checkpoint.state, fixed):
                     raise CheckpointError(f"{path} is of a training that diverged: {fault}")
             except CheckpointError as error:
                 logger.warning("%s; taking the one before it", error)

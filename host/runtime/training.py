@@ -22,7 +22,7 @@ from fpgapipe.files import write_whole
 from fpgapipe.host.backends.snapshot import RunStopped
 from fpgapipe.host.data.sample_checks import check_samples, digest_of, labels_that_count
 from fpgapipe.host.runtime.checkpoint import Checkpoint, CheckpointError, CheckpointFolder
-from fpgapipe.host.runtime.divergence import Diverged, diverged, explosion
+from fpgapipe.host.runtime.divergence import Diverged, diverged, explosion, fixed_numbers
 from fpgapipe.host.runtime.run_folder import (
     CHECKPOINTS,
     LOG,
@@ -202,6 +202,7 @@ class Trainer:
         check_samples(train, graph, loss)
         assert graph.batch is not None, "a network to train has a batch"
         self.batch = graph.batch * backend.num_microbatches
+        self._fixed = fixed_numbers(graph)
         self.steps_per_epoch = len(train.labels) // self.batch
         if not self.steps_per_epoch:
             raise UserError(
@@ -259,7 +260,7 @@ class Trainer:
             folder = folder.resolve().parent.parent
             if checkpoint.build != self._build:
                 raise CheckpointError(f"{path} is of another build")
-            if fault := explosion(checkpoint.state):
+            if fault := explosion(checkpoint.state, self._fixed):
                 raise CheckpointError(f"{path} is of a training that diverged: {fault}")
         else:
             path, checkpoint = self._newest(folder)
@@ -294,7 +295,8 @@ class Trainer:
     def _newest(self, folder: Path) -> tuple[Path, Checkpoint]:
         """The newest checkpoint of a run; the error if there is none names the other runs."""
         try:
-            return CheckpointFolder(folder / CHECKPOINTS).newest(self._build, self._state_bytes())
+            kept = CheckpointFolder(folder / CHECKPOINTS)
+            return kept.newest(self._build, self._state_bytes(), self._fixed)
         except UserError as error:
             raise UserError(f"{error}{others_than(folder)}") from None
 
@@ -566,7 +568,7 @@ class Trainer:
             good = next(iter(self._checkpoints), None)
             raise diverged(f"the loss of step {self.step} is {loss}", rate, good)
         state = self._backend.state()
-        if fault := explosion(state):
+        if fault := explosion(state, self._fixed):
             self._save()
             good = next(iter(self._checkpoints), None)
             raise diverged(f"after the update of step {self.step} {fault}", rate, good)

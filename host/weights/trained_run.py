@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from fpgapipe.errors import UserError
 from fpgapipe.host.build.build import MANIFEST, RUN, Build, open_build
 from fpgapipe.host.runtime.checkpoint import Checkpoint, CheckpointError, CheckpointFolder
+from fpgapipe.host.runtime.divergence import fixed_numbers
 from fpgapipe.host.runtime.run_folder import CHECKPOINTS
 from fpgapipe.host.runtime.runtime import build_digest
 from fpgapipe.host.terminal.outputs import how_to_build
@@ -122,7 +123,7 @@ def open_run(folder: Path, *, backend: str | None = None, step: int | None = Non
     most_bytes = 4 * len(LASTING) * sum(map(math.prod, shapes.values()))
     digest = build_digest(build)
     if step is None:
-        path, checkpoint = kept.newest(digest, most_bytes)
+        path, checkpoint = kept.newest(digest, most_bytes, fixed_numbers(build.graph))
     else:
         path = next(each for each in kept if each.stem == f"step-{step:08d}")
         checkpoint = Checkpoint.read(path, most_bytes)

@@ -262,6 +262,11 @@ def _lowest(value: float) -> float:
     return LOWEST if -math.inf < value <= HIDDEN else value
 
 
+def hides(value: NDArray[Any]) -> bool:
+    """Whether a fixed tensor is a mask: it has numbers, or -infinity, that hide what is summed."""
+    return bool((value <= HIDDEN).any())
+
+
 def is_flag(value: NDArray[np.generic]) -> bool:
     """Whether a fixed tensor has zeros and ones only."""
     return bool(((value == 0) | (value == 1)).all())

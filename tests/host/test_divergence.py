@@ -39,7 +39,10 @@ def test_what_has_exploded():
     assert explosion(fine) == ""
     assert explosion(fine | {"b": np.array([1, -1e19], np.float32)}) == "b has values up to 1e+19"
     assert explosion({"c": np.array([1, np.nan, 2], np.float32)}) == "c has nan"
-    assert explosion({"c": np.array([-np.inf], np.float32)}) == "c has inf"
+    hidden = {"c": np.array([-np.inf], np.float32)}
+    assert explosion(hidden) == "c has inf"
+    assert explosion(hidden, {"c"}) == ""
+    assert explosion(hidden | {"d": hidden["c"]}, {"c"}) == "d has inf"
 
 
 def test_a_loss_that_is_no_number_blames_the_state_before(tmp_path):

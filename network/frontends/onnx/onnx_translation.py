@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
 from fpgapipe.network.frontends.builder import FrontendBuilder, Unsupported
-from fpgapipe.network.frontends.masks import Masks
+from fpgapipe.network.frontends.masks import Masks, hides
 from fpgapipe.network.frontends.onnx.onnx_constants import Constants
 from fpgapipe.network.frontends.onnx.onnx_readings import Readings, Value
 from fpgapipe.network.frontends.source import Place
@@ -281,6 +281,9 @@ class Translation:
                 return self._layers[name]
             tensor = Tensor(value.shape, dtype_of(value))
             learned = tensor.dtype.is_float and value.ndim > 0 and self.constants.is_learnable(name)
+            if tensor.dtype.is_float and hides(value):
+                learned = False
+                self.builder.frozen.add(name)
             operator = Constant(tensor.shape, tensor.dtype, trainable=learned)
             self._layers[name] = self.add(name, operator, values={"value": (name, value)})
         return self._layers[name]
