@@ -47,18 +47,49 @@ def exported_onnx(graph: Graph, source: TorchSource, tensors: Mapping[str, NDArr
     except RuntimeError as error:
         raise NetworkError(f"{graph.name}: {' '.join(str(error).split())[:400]}") from None
     module.eval()
+    # The first axis is any number of samples, unless the module only takes some.
+    sizes = tuple({0: torch.export.Dim.AUTO} if each.ndim else {} for each in source.inputs)
     try:
         with _quiet():
-            # The first axis is any number of samples, unless the module only takes some.
-            sizes = tuple({0: torch.export.Dim.AUTO} if each.ndim else {} for each in source.inputs)
-            program = torch.onnx.export(
-                module, source.inputs, dynamo=True, dynamic_shapes=sizes, verbose=False
-            )
+            try:
+                program = torch.onnx.export(
+                    module, source.inputs, dynamo=True, dynamic_shapes=sizes, verbose=False
+                )
+            except Exception:
+                if (with_heads := _with_heads(torch, module, source.inputs, sizes)) is None:
+                    raise
+                program = torch.onnx.export(with_heads, dynamo=True, verbose=False)
         model: bytes = program.model_proto.SerializeToString()
     except Exception as error:  # errors of the exporter have no common base class
-        reason = " ".join(str(error).split())[:400]
+        cause: BaseException = error
+        while cause.__cause__ is not None:  # the first one says what is wrong, the others where
+            cause = cause.__cause__
+        reason = " ".join(str(cause).split())[:400]
         raise NetworkError(f"{graph.name}: PyTorch cannot write it as ONNX: {reason}") from error
     return model
+
+
+def _with_heads(torch: Any, module: Any, inputs: Any, sizes: Any) -> Any | None:
+    """The module as a program whose attention has an axis of heads, which PyTorch's exporter needs.
+
+    None if all attention has it already, or there is none.
+    """
+    attention = torch.ops.aten.scaled_dot_product_attention.default
+
+    def one_head(q: Any, k: Any, v: Any, mask: Any = None, *rest: Any, **named: Any) -> Any:
+        if q.ndim != 3:
+            return NotImplemented
+        if mask is not None and mask.ndim == 3:
+            mask = mask.unsqueeze(1)
+        q, k, v = (each.unsqueeze(1) for each in (q, k, v))
+        return attention(q, k, v, mask, *rest, **named).squeeze(1)
+
+    program = torch.export.export(module, inputs, dynamic_shapes=sizes, strict=False)
+    lacks = any(
+        node.target == attention and node.args[0].meta["val"].ndim == 3
+        for node in program.graph.nodes
+    )
+    return program.run_decompositions({attention: one_head}) if lacks else None
 
 
 @contextlib.contextmanager
