@@ -30,6 +30,9 @@ if TYPE_CHECKING:
 MAX_FAULTS = 20
 """Most faults of a file of parameters that are listed; of the others only the number is given."""
 
+MOST_POSITIONS = 1 << 13
+"""Most rows of a causal mask that is looked for in a file."""
+
 WRAPPERS = ("module.", "_orig_mod.")
 """Prefixes that parallel and compiled modules add to the names of the module that they hold."""
 
@@ -71,7 +74,7 @@ def _read(
     unread: dict[str, NDArray[Any]] = {}
     if is_tensor_file(path):
         with open_tensors(path) as found:
-            present = _by_names_of(graph, wanted, found)
+            present = _by_names_of(graph, wanted, _without_masks(found, {*wanted, *graph.aliases}))
             every = graph.by_every_name(wanted)
             # A parameter may be there under one or several of its names.
             kept = {graph.aliases.get(name, name) for name in graph.state.names} or {*wanted}
@@ -153,6 +156,23 @@ def shapes_of(graph: Graph) -> dict[str, tuple[int, ...]]:
         for layer in graph.layers.values()
         for parameter in layer.parameters
     }
+
+
+def _without_masks(found: Mapping[str, Entry], known: Collection[str]) -> dict[str, Entry]:
+    """A file's tensors without causal masks, which earlier versions of transformers kept."""
+    return {name: each for name, each in found.items() if name in known or not _is_mask(name, each)}
+
+
+def _is_mask(name: str, entry: Entry) -> bool:
+    """Whether a tensor is a causal mask of zeros and ones, or the number that hides by it."""
+    if name.endswith(".masked_bias"):
+        return not entry.shape
+    if not name.endswith(".bias") or len(entry.shape) != 4 or entry.shape[0] * entry.shape[1] != 1:
+        return False
+    rows, columns = entry.shape[2:]
+    if rows != columns or rows > MOST_POSITIONS:
+        return False
+    return np.array_equal(entry.read()[0, 0], np.tri(rows, dtype=bool))
 
 
 def _by_names_of(

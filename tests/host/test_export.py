@@ -223,6 +223,24 @@ def test_runs_of_several_backends(trained, tmp_path, capsys):
         remove_folder(trained / "run" / "torch")
 
 
+def test_causal_masks_in_a_file_are_left_out(tmp_path):
+    """As in the file of GPT-2 that Hugging Face serves."""
+    _, graph = imported("gpt")
+    path = tmp_path / "w.npz"
+    mask = {
+        "attn.bias": np.tri(8, dtype=np.uint8)[None, None],
+        "attn.masked_bias": np.float32(-1e4),
+    }
+    path.write_bytes(npz_bytes({**source_tensors(graph, graph.values, 0), **mask}))
+    found = read_parameters(path, graph)
+    for name, value in graph.values.items():
+        np.testing.assert_array_equal(found[name], value, strict=True)
+    mask["attn.bias"][0, 0, 0, 1] = 1
+    path.write_bytes(npz_bytes({**source_tensors(graph, graph.values, 0), **mask}))
+    with pytest.raises(FileError, match=r"has 'attn\.bias', which gpt has not"):
+        read_parameters(path, graph)
+
+
 def test_a_build_for_inference_from_a_run(trained, tmp_path):
     """It has the network of the run without its name, and the weights of the checkpoint."""
     boards = fpgapipe.chain_of(fpgapipe.load_board("u280"), 1)
