@@ -80,6 +80,7 @@ def _of_run(run: Run) -> dict[str, Any]:
         "first_loss": run.steps[0].loss if run.steps else None,
         "loss": run.steps[-1].loss if run.steps else None,
         "accuracy": run.validations[-1].accuracy if run.validations else None,
+        "changes": [each.model_dump() for each in run.changes],
         "settings": run.settings,
         "faults": list(run.faults),
     }

@@ -5,12 +5,12 @@ from __future__ import annotations
 import logging
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from fpgapipe.errors import FileError, UserError, counted
+from fpgapipe.errors import FileError, UserError, counted, shown
 from fpgapipe.files import check_output, read_json
 from fpgapipe.host.backends.torch_backend import Precision
 from fpgapipe.host.build.build import RUN, holding, open_build
@@ -35,6 +35,12 @@ from fpgapipe.sim_tb.native.waves import WaveWindow, possible_format
 from fpgapipe.sim_tb.substitutes.simulation import Simulation
 
 COURSES = ("epochs", "steps", "more")
+CHANGEABLE = (
+    *("epochs", "data", "seed", "learning_rate", "rate_schedule", "warm_up", "rate_every"),
+    *("rate_factor", "momentum", "weight_decay", "clip_norm"),
+)
+"""Settings that a run which goes on may change."""
+
 WHOLE = ("seed", "epochs", "steps", "warm_up", "rate_every")
 PRECISIONS = ("fp32", "bf16", "mxint8")
 
@@ -146,6 +152,11 @@ class Asked:
         taken = {name: known[name] for name in names if _is_setting(name, known.get(name))}
         return replace(self, **taken)
 
+    def changed(self, changes: Mapping[str, Any]) -> Asked:
+        """These settings, with others for some names."""
+        whole = {"steps": None, "more": None} if "epochs" in changes else {}
+        return replace(self, **whole, **changes)
+
     def settings(
         self,
         programs: StepOptions,
@@ -238,6 +249,7 @@ def run(
     check: str = "none",
     resume: bool = False,
     source: Path | str | None = None,
+    changes: Mapping[str, Any] | None = None,
     checkpoint_every: int = 20,
     time_budget: float | None = None,
     save_within: float | None = None,
@@ -268,6 +280,8 @@ def run(
         Whether to go on from the newest checkpoint, with that run's settings where none are given.
     source : path or str, optional
         Another backend whose newest checkpoint to go on from, a checkpoint, or ``model:N``.
+    changes : mapping, optional
+        Settings that are to be others than before from there on, by their names and values.
     checkpoint_every : int
         Mini-batches from checkpoint to checkpoint.
     time_budget : float, optional
@@ -317,8 +331,10 @@ def run(
         place, model_steps = _source(source, folder, backend, resume=resume)
         if place and source is None and build.plan.trains:
             check_resumable(place)
+        if changes:
+            _check_changes(changes, settings, place)
         if place:
-            asked = asked.after(place)
+            asked = asked.after(place).changed(changes or {})
             if backend == "sim" and source is None:
                 model_steps = _settings_of(place).get("model_steps")
         if backend == "torch-mx":
@@ -339,6 +355,7 @@ def run(
             backend,
             beside.get(check, check),
             source=place,
+            changes=tuple(changes or ()),
             parameters=values,
             checkpoint_every=checkpoint_every,
             ends_s=None if time_budget is None else begin_s + time_budget,
@@ -359,6 +376,21 @@ def run(
             watcher = RunDisplay(display, clock, expected)
             summary = run_build(build, data, chosen, options, watcher)
     return Ran(summary, chosen.data != "random")
+
+
+def _check_changes(
+    changes: Mapping[str, Any], settings: Mapping[str, Any], place: Path | None
+) -> None:
+    """Refuse changes of a run that begins anew, and settings that are given twice."""
+    if place is None:
+        raise UserError(
+            "--change changes settings of a run that goes on: it needs --resume or --from"
+        )
+    if unknown := [name for name in changes if name not in CHANGEABLE]:
+        raise UserError(f"changes are of {', '.join(CHANGEABLE)}, not {shown(unknown[0])}")
+    for name in changes:
+        if settings.get(name) is not None or (name == "epochs" and any(map(settings.get, COURSES))):
+            raise UserError(f"--change {name.replace('_', '-')} excludes the option for the same")
 
 
 def _source(

@@ -92,8 +92,8 @@ def read_log(path: Path, steps: int | None = None) -> list[dict[str, Any]]:
                 line = _line(each)
                 if line is None:
                     continue
-                # A validation states the steps done before it, a step its own number, from 0.
-                done = line["validation"]["step"] if "validation" in line else line["step"] + 1
+                # A step states its own number, from 0, and others the steps done before them.
+                done = line["step"] + 1 if "step" in line else _told(line)["step"]
                 if steps is None or done <= steps:
                     found.append(line)
     except (FileError, OSError):
@@ -105,15 +105,22 @@ def _line(data: bytes) -> dict[str, Any] | None:
     """Parse a line of a log; None if a crash has cut it off, or it is no line of a log."""
     try:
         line: dict[str, Any] = parse_json(data)
-        told = line.get("validation", line)
+        told = _told(line)
         whole = isinstance(told["step"], int) and all(map(_is_figure, told, told.values()))
     except (ValueError, TypeError, KeyError, AttributeError):
         return None
     return line if whole else None
 
 
+def _told(line: Mapping[str, Any]) -> Any:
+    """What a line says of a validation, of a setting that changes, or of a step."""
+    return line.get("validation") or line.get("change") or line
+
+
 def _is_figure(name: str, value: object) -> bool:
-    """Whether a value may stand in a log: a number, None, or one of the two names."""
-    if value is None or name in ("backend", "simulation"):
+    """Whether a value may stand in a log: a number, None, or a name where one is expected."""
+    if name in ("before", "after") and isinstance(value, str):
+        return True
+    if value is None or name in ("backend", "simulation", "setting"):
         return value is None or isinstance(value, str)
     return isinstance(value, int | float) and abs(value) < MAX_FIGURE

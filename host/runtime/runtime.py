@@ -36,7 +36,7 @@ from fpgapipe.network.operators import Conv, Linear, Pass
 from fpgapipe.stopwatch import phase
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
     from pathlib import Path
 
     from numpy.typing import NDArray
@@ -74,6 +74,8 @@ class RunOptions:
         Name of a second backend that computes the same steps for comparison.
     source : Path or None
         Checkpoint, or folder of a run, from which to continue.
+    changes : collection of str
+        Settings that may differ from those of that run.
     parameters : mapping or None
         Initial parameters, instead of the build's.
     checkpoint_every : int
@@ -99,6 +101,7 @@ class RunOptions:
     backend: str
     check: str | None = None
     source: Path | None = None
+    changes: Collection[str] = ()
     parameters: Values | None = field(default=None, repr=False)
     checkpoint_every: int = CHECKPOINT_EVERY
     ends_s: float | None = None
@@ -440,7 +443,7 @@ def _train(
         with open_backend(build, "model", options) as model:
             before = trainer_of(model, until=settings.model_steps)
             if source:
-                before.resume(source)
+                before.resume(source, options.changes)
             if before.step < settings.model_steps:
                 result = before.run()
                 source = folder
@@ -453,7 +456,7 @@ def _train(
                 logger.info("from here on it is simulated, with the bytes of the model's memories")
                 source = result = None
     if source and not result:
-        trainer.resume(source)
+        trainer.resume(source, options.changes)
     result = result or trainer.run()
     return {
         "steps": result.steps,

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
 import numpy as np
 
-from fpgapipe.errors import UserError, counted
+from fpgapipe.errors import UserError, counted, shown
 from fpgapipe.lowering.units.step_options import Optimiser
 
 BATCH = 8
@@ -215,3 +216,38 @@ class Settings:
             names.append("steps")
         found = {name: getattr(self, name) for name in names}
         return found | {"warm_up": self.warm_up or 0, "rate_schedule": self._falls}
+
+
+@dataclass(frozen=True)
+class Change:
+    """A setting that further steps depend on and that is not what it was.
+
+    Attributes
+    ----------
+    name : str
+    before, after : number, str or None
+        Its values; of ``data``, digests of the samples.
+    """
+
+    name: str
+    before: Any
+    after: Any
+
+    def __str__(self) -> str:
+        words = self.name.replace("_", " ")
+        if self.name == "data":
+            return "data (other samples)"
+        return f"{words} (then {shown(self.before)}, now {self.after})".lower()
+
+    def to_dict(self) -> dict[str, Any]:
+        """The change as a line of a log has it."""
+        return {"setting": self.name, "before": self.before, "after": self.after}
+
+
+def changed_settings(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[Change]:
+    """The settings (`Settings.decisive`) that are not those of an earlier step."""
+    return [
+        Change(name, before, after)
+        for name, after in now.items()
+        if (before := then.get(name, after)) != after
+    ]

@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fpgapipe.errors import UserError, counted, shown
+from fpgapipe.errors import UserError, counted
 from fpgapipe.files import write_whole
 from fpgapipe.host.backends.snapshot import RunStopped
 from fpgapipe.host.data.sample_checks import check_samples, digest_of, labels_that_count
@@ -34,7 +34,7 @@ from fpgapipe.host.runtime.run_folder import (
     others_than,
 )
 from fpgapipe.host.runtime.run_log import RunLog, read_log, simulated
-from fpgapipe.host.runtime.settings import Settings
+from fpgapipe.host.runtime.settings import Change, Settings, changed_settings
 from fpgapipe.host.runtime.step_snapshots import StepSnapshots
 from fpgapipe.host.terminal.interrupts import Interrupts, told_of_ending
 from fpgapipe.lowering.units.step_options import scalar_bits
@@ -42,7 +42,7 @@ from fpgapipe.network.losses import CROSS_ENTROPY, Loss
 from fpgapipe.stopwatch import phase
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
     from fpgapipe.host.backends.base import StepRunner, Values
     from fpgapipe.host.data.samples import Samples
@@ -231,7 +231,7 @@ class Trainer:
         self._checkpoints = CheckpointFolder(folder / CHECKPOINTS)
         self._decisive = settings.decisive() | {"data": digest_of(train)}
         self._lines: list[dict[str, Any]] = []
-        self._saved = -1
+        self._saved = self._changed_at = -1
         self._ran, self._wall_s = 0, 0.0
         self._told: tuple[int, int, Sequence[float]] = -1, 0, ()
         self._state: Values = {}
@@ -240,7 +240,7 @@ class Trainer:
 
     # ------------------------------------------------------------------ where to begin
 
-    def resume(self, source: Path | None = None) -> Path:
+    def resume(self, source: Path | None = None, changes: Collection[str] = ()) -> Path:
         """Continue from a checkpoint; return its path.
 
         Parameters
@@ -248,6 +248,8 @@ class Trainer:
         source : Path, optional
             A checkpoint, or the folder of a run, which may be that of another backend; the folder
             of this run if left out. Of a folder, the newest undamaged checkpoint is used.
+        changes : collection of str
+            Settings that may differ from those of the checkpoint; the log says which do.
 
         Raises
         ------
@@ -264,7 +266,7 @@ class Trainer:
                 raise CheckpointError(f"{path} is of a training that diverged: {fault}")
         else:
             path, checkpoint = self._newest(folder)
-        self._refuse_changes(path, checkpoint)
+        changed = self._changed(path, checkpoint, changes)
         try:
             self._backend.set_state(checkpoint.state)
             if self._check:
@@ -286,6 +288,11 @@ class Trainer:
         else:
             keep_earlier(self._folder)
         logger.info("going on from step %d, %s", self.step, path)
+        if changed:  # further steps depend on them, so the checkpoint is written again
+            self._saved, self._changed_at = -1, self.step
+        for each in changed:
+            logger.info("from here on with another %s", each)
+            self._lines.append({"change": {"step": self.step, **each.to_dict()}})
         return path
 
     def _state_bytes(self) -> int:
@@ -300,29 +307,30 @@ class Trainer:
         except UserError as error:
             raise UserError(f"{error}{others_than(folder)}") from None
 
-    def _refuse_changes(self, path: Path, checkpoint: Checkpoint) -> None:
+    def _changed(
+        self, path: Path, checkpoint: Checkpoint, changes: Collection[str]
+    ) -> list[Change]:
+        """The settings that differ from a checkpoint's, which only named ones may."""
         then_epochs, then_steps = (checkpoint.settings.get(each) for each in ("epochs", "steps"))
         end = then_epochs * self.steps_per_epoch if isinstance(then_epochs, int) else then_steps
         falls = self._decisive["rate_schedule"] == "cosine"
         is_finished = checkpoint.step == end and self.settings.epochs is None and not falls
         changed = [
-            f"{name.replace('_', ' ')} (then {shown(then)}, now {now})".lower()
-            if name != "data"
-            else "data (other samples)"
-            for name, now in self._decisive.items()
-            if not (is_finished and name in COURSE)
-            and (then := checkpoint.settings.get(name, now)) != now
+            each
+            for each in changed_settings(checkpoint.settings, self._decisive)
+            if each.name in changes or not (is_finished and each.name in COURSE)
         ]
-        if changed:
+        if refused := [str(each) for each in changed if each.name not in changes]:
             raise UserError(
-                f"{path} was made with other settings: {', '.join(changed)}; resume with the same "
-                "ones, or begin anew without --resume"
+                f"{path} was made with other settings: {', '.join(refused)}; resume with the same "
+                "ones, begin anew without --resume, or allow them by --change NAME=VALUE"
             )
         if self.settings.more is None and checkpoint.step > self.num_steps:
             raise UserError(
                 f"{path} comes after {counted(checkpoint.step, 'step')}, more than the "
                 f"{self.num_steps} asked for"
             )
+        return changed
 
     # ------------------------------------------------------------------ the loop
 
@@ -359,6 +367,8 @@ class Trainer:
                 self.settings.schedule(),
             )
         self._state = self._backend.state()
+        if self._changed_at == self.step:
+            self._save()
         self._watcher.begin(self.step, self.num_steps)
         with Interrupts() as interrupts:
             try:
@@ -381,7 +391,7 @@ class Trainer:
                 raise
             if difference:
                 self._save()
-        steps = [line for line in self._lines if "validation" not in line]
+        steps = [line for line in self._lines if "step" in line]
         checked = [line for line in self._lines if "validation" in line]
         return TrainingResult(
             self.step,

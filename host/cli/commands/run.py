@@ -13,6 +13,7 @@ from click.core import ParameterSource
 import fpgapipe
 from fpgapipe.errors import counted
 from fpgapipe.host.cli.options import ranges
+from fpgapipe.host.cli.options.changes import RATE_SCHEDULES, parse_changes
 from fpgapipe.host.cli.options.names import Names
 from fpgapipe.host.cli.options.options import build_folder, command
 from fpgapipe.host.cli.options.shared import addresses_option, momentum_option, threads_option
@@ -23,7 +24,6 @@ from fpgapipe.host.terminal.result import show
 from fpgapipe.host.transports.opening import backend_names
 
 EXIT_TIME = 75  # EX_TEMPFAIL of sysexits.h: the same command with --resume goes on
-RATE_SCHEDULES = ("constant", "cosine", "step")
 SETTINGS = (
     *("epochs", "steps", "more", "data", "seed", "learning_rate", "rate_schedule", "warm_up"),
     *("rate_every", "rate_factor", "momentum", "weight_decay", "clip_norm", "precision"),
@@ -75,6 +75,14 @@ SETTINGS = (
     metavar="BACKEND|PATH|model:N",
     help="Go on from another backend's newest checkpoint, or from a file; model:N lets the "
     "bit-exact model do the first N mini-batches, and simulates those behind, by default one.",
+)
+@click.option(
+    "--change",
+    "change",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="Go on by --resume or --from with another learning-rate, rate-schedule, data, seed or the "
+    "like, which the log and the report say; repeatable.",
 )
 @click.option(
     "--checkpoint-every",
@@ -205,6 +213,7 @@ def run(
     progress_kind: str,
     no_validation: bool,
     as_json: bool,
+    change: tuple[str, ...],
     **options: Any,
 ) -> int:
     """Train on the build in DIR, or run its inference, and keep what comes of it in DIR/run.
@@ -218,6 +227,7 @@ def run(
         folder,
         backend,
         validates=not no_validation,
+        changes=parse_changes(change),
         progress=partial(progress, progress_kind),
         **given,
         **{name: value for name, value in options.items() if name not in SETTINGS},

@@ -151,6 +151,15 @@ class ValidationLine(_Part):
     samples: Count
 
 
+class ChangeLine(_Part):
+    """A line of a run's log about a setting that was another one from a step on."""
+
+    step: Count
+    setting: str = Field(max_length=40)
+    before: float | str | None = None
+    after: float | str | None = None
+
+
 @dataclass(frozen=True)
 class Run:
     """Training of one backend.
@@ -162,6 +171,7 @@ class Run:
     steps : tuple of StepLine
         Steps in order.
     validations : tuple of ValidationLine
+    changes : tuple of ChangeLine
     settings : dict
     faults : tuple of str
         One sentence for each thing that cannot be used.
@@ -170,6 +180,7 @@ class Run:
     name: str
     steps: tuple[StepLine, ...]
     validations: tuple[ValidationLine, ...]
+    changes: tuple[ChangeLine, ...]
     settings: dict[str, Any]
     faults: tuple[str, ...]
 
@@ -198,12 +209,15 @@ def _read_run(path: Path) -> Run:
     faults: list[str] = []
     steps: list[StepLine] = []
     validations: list[ValidationLine] = []
+    changes: list[ChangeLine] = []
     further = 0
     for number, line in enumerate(_lines(path, faults), 1):
         try:
             value = parse_json(line)
             if isinstance(value, dict) and "validation" in value:
                 validations.append(ValidationLine.model_validate(value["validation"]))
+            elif isinstance(value, dict) and "change" in value:
+                changes.append(ChangeLine.model_validate(value["change"]))
             elif not (isinstance(value, dict) and "progress" in value):
                 steps.append(StepLine.model_validate(value))
             continue
@@ -230,7 +244,9 @@ def _read_run(path: Path) -> Run:
             faults.append(
                 f"{path.with_name(SETTINGS)} is damaged: no JSON object of finite numbers."
             )
-    return Run(path.parent.name, tuple(steps), tuple(validations), settings, tuple(faults))
+    return Run(
+        path.parent.name, tuple(steps), tuple(validations), tuple(changes), settings, tuple(faults)
+    )
 
 
 def _lines(path: Path, faults: list[str]) -> Iterator[bytes]:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from fpgapipe.errors import counted
 from fpgapipe.host.report.drawing.elements import (
     NOTHING,
     Cell,
@@ -82,6 +83,7 @@ def training_section(subject: Subject) -> Section:
         return Section("training", "Loss and accuracy", lead, body)
     if runs:
         body += curves(runs)
+    body += "".join(_changes(run) for run in runs)
     unlike = [
         key.replace("_", " ")
         for key in ALIKE
@@ -105,6 +107,23 @@ def curves(runs: Sequence[Run]) -> str:
     body += swatches([(f"line s{i % STYLES + 1}", _named(run)) for i, run in enumerate(runs)])
     body += '<div class="charts">' + "".join(_charts(runs)) + "</div>\n"
     return body + _run_table(runs) + _epoch_table(runs)
+
+
+def _changes(run: Run) -> str:
+    """A sentence for each setting that a run changed on its way."""
+    words = []
+    for each in run.changes:
+        new = (
+            f"{each.setting.replace('_', ' ')} {_shown(each.after)} ({_shown(each.before)} before)"
+        )
+        what = "other data" if each.setting == "data" else new
+        after = counted(each.step, "mini-batch", "es")
+        words.append(f"After {after}, {run.name} went on with {what}.")
+    return "".join(f'<p class="note">{text(each)}</p>\n' for each in words)
+
+
+def _shown(value: float | str | None) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def _named(run: Run) -> str:
