@@ -73,7 +73,8 @@ if TYPE_CHECKING:  # type checkers learn here what each name is
     from fpgapipe.host.report.pages.page import write_report
     from fpgapipe.host.runtime.checkpoint import Checkpoint, read_checkpoint
     from fpgapipe.host.runtime.measure import Measurement, measure_build
-    from fpgapipe.host.runtime.runtime import RunOptions, RunSummary, open_backend, run_build
+    from fpgapipe.host.runtime.run_summary import RunSummary
+    from fpgapipe.host.runtime.runtime import RunOptions, open_backend, run_build
     from fpgapipe.host.runtime.settings import Settings
     from fpgapipe.host.weights.export import Exported, export
     from fpgapipe.hw.hls_models.cycles.core_cycles import MemorySpec

@@ -15,12 +15,13 @@ from fpgapipe.files import check_output, read_json
 from fpgapipe.host.backends.torch_backend import Precision
 from fpgapipe.host.build.build import RUN, holding, open_build
 from fpgapipe.host.data.data import load_data
+from fpgapipe.host.runtime.best import BEST
 from fpgapipe.host.runtime.run_display import RunDisplay
 from fpgapipe.host.runtime.run_folder import SETTINGS, check_resumable, others_than
+from fpgapipe.host.runtime.run_summary import RunSummary
 from fpgapipe.host.runtime.runtime import (
     PYTORCH,
     RunOptions,
-    RunSummary,
     counterpart,
     run_build,
 )
@@ -41,7 +42,7 @@ CHANGEABLE = (
 )
 """Settings that a run which goes on may change."""
 
-WHOLE = ("seed", "epochs", "steps", "warm_up", "rate_every")
+WHOLE = ("seed", "epochs", "steps", "warm_up", "rate_every", "patience")
 PRECISIONS = ("fp32", "bf16", "mxint8")
 
 
@@ -76,6 +77,13 @@ class Ran(Result):
             rows.append(("loss of the last", f"{summary.loss:.4f}"))
         if summary.accuracy is not None and self.says_accuracy:
             rows.append(("validation accuracy", f"{summary.accuracy:.2%}"))
+        if summary.best:
+            step, best = summary.best["step"], summary.best["accuracy"]
+            rows.append(
+                ("best validation", f"{best:.2%} after {step:,}, kept as checkpoints/{BEST}")
+            )
+        if summary.ended_early:
+            rows.append(("ended", "before its end, for want of a better validation"))
         for name, values in summary.outputs.items():
             loss, accuracy = values["loss"], values["accuracy"]
             parts = [] if loss is None else [f"loss {loss:.4f}"]
@@ -131,6 +139,7 @@ class Asked:
     weight_decay: float | None = None
     clip_norm: float | None = None
     precision: Precision | None = None
+    patience: int | None = None
 
     def after(self, source: Path) -> Asked:
         """The given settings, with those of an earlier run where nothing is given.
@@ -189,7 +198,7 @@ class Asked:
                 "the build does not clip gradients, so --clip-norm has no effect; build it again "
                 "with --clip-norm"
             )
-        others = ("seed", "rate_every", "rate_factor", "momentum")
+        others = ("seed", "rate_every", "rate_factor", "momentum", "patience")
         chosen = {name: getattr(self, name) for name in others if getattr(self, name) is not None}
         return Settings(
             epochs=None if steps or more else epochs or 1,
@@ -255,6 +264,7 @@ def run(
     save_within: float | None = None,
     parameters: Path | str | None = None,
     validates: bool = True,
+    keeps_best: bool = False,
     device: str = "auto",
     threads: int | None = None,
     simulate: str | None = None,
@@ -292,6 +302,8 @@ def run(
         A checkpoint, or a file of tensors as `export` writes it, with parameters to begin with.
     validates : bool
         Whether training is validated.
+    keeps_best : bool
+        Whether the checkpoint of the best validation is kept, as it is with a ``patience``.
     device : str
         Where PyTorch computes.
     threads : int, optional
@@ -364,6 +376,7 @@ def run(
             if waves is None
             else _waves(Path(waves), waves_device, waves_cycles, backend, len(build.plan.nodes)),
             validates=validates,
+            keeps_best=keeps_best,
             threads=threads,
             simulation=Simulation(simulate) if simulate else None,
             precision=asked.precision or "fp32",

@@ -49,6 +49,8 @@ class Opened:
 
 def build_of(folder: Path) -> Path:
     """The folder of the build that a folder is, or of whose runs it is one."""
+    if folder.is_file():  # a checkpoint of a run
+        folder = folder.parent.parent
     return folder if (folder / MANIFEST).is_file() else folder.parent.parent
 
 

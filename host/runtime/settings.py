@@ -50,6 +50,21 @@ def default_rate(batch: int, optimiser: Optimiser = "sgd") -> float:
     return float(f"{RATES[optimiser] * min(math.sqrt(batch / BATCH), MAX_GROWTH):.2g}")
 
 
+COURSE = (
+    "epochs",
+    "steps",
+    "learning_rate",
+    "warm_up",
+    "rate_schedule",
+    "rate_every",
+    "rate_factor",
+    "momentum",
+    "weight_decay",
+    "clip_norm",
+)
+"""Settings that may be changed when a training that has reached its end is continued."""
+
+
 @dataclass(frozen=True)
 class Settings:
     """Settings of a training, apart from network and data.
@@ -95,6 +110,8 @@ class Settings:
     rate_factor : float
     model_steps : int or None
         Number of first mini-batches that the bit-exact model does, before a simulation goes on.
+    patience : int or None
+        Validations without a better accuracy after which the training ends.
     """
 
     epochs: int | None = None
@@ -114,6 +131,7 @@ class Settings:
     rate_every: int = 1
     rate_factor: float = 0.1
     model_steps: int | None = None
+    patience: int | None = None
 
     def __post_init__(self) -> None:
         if (self.epochs, self.steps, self.more).count(None) != 2:
@@ -130,7 +148,8 @@ class Settings:
         if not 0 <= self.rate_factor <= 1:
             raise UserError(f"training rate_factor must be in 0..1, not {self.rate_factor}")
         for name, least in (
-            ("epochs", 1), ("steps", 1), ("more", 1), ("seed", 0), ("warm_up", 0), ("rate_every", 1)
+            ("epochs", 1), ("steps", 1), ("more", 1), ("seed", 0), ("warm_up", 0),
+            ("rate_every", 1), ("patience", 1),
         ):  # fmt: skip
             value = getattr(self, name)
             if value is not None and value < least:

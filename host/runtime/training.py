@@ -13,7 +13,7 @@ import json
 import logging
 import math
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +21,7 @@ from fpgapipe.errors import UserError, counted
 from fpgapipe.files import write_whole
 from fpgapipe.host.backends.snapshot import RunStopped
 from fpgapipe.host.data.sample_checks import check_samples, digest_of, labels_that_count
+from fpgapipe.host.runtime.best import BEST, Best, best_of
 from fpgapipe.host.runtime.checkpoint import Checkpoint, CheckpointError, CheckpointFolder
 from fpgapipe.host.runtime.divergence import Diverged, diverged, explosion, fixed_numbers
 from fpgapipe.host.runtime.run_folder import (
@@ -34,8 +35,9 @@ from fpgapipe.host.runtime.run_folder import (
     others_than,
 )
 from fpgapipe.host.runtime.run_log import RunLog, read_log, simulated
-from fpgapipe.host.runtime.settings import Change, Settings, changed_settings
+from fpgapipe.host.runtime.settings import COURSE, Change, Settings, changed_settings
 from fpgapipe.host.runtime.step_snapshots import StepSnapshots
+from fpgapipe.host.runtime.training_result import TrainingResult
 from fpgapipe.host.terminal.interrupts import Interrupts, told_of_ending
 from fpgapipe.lowering.units.step_options import scalar_bits
 from fpgapipe.network.losses import CROSS_ENTROPY, Loss
@@ -62,19 +64,6 @@ COMPUTES = {
 CHECKPOINT_EVERY = 20
 """Default number of steps from checkpoint to checkpoint."""
 
-COURSE = (
-    "epochs",
-    "steps",
-    "learning_rate",
-    "warm_up",
-    "rate_schedule",
-    "rate_every",
-    "rate_factor",
-    "momentum",
-    "weight_decay",
-    "clip_norm",
-)
-"""Settings that may be changed when a training that has reached its end is continued."""
 
 Found = tuple[int, int] | dict[str, tuple[int, int]]
 """Labels that are found right, and all labels, of the only output or of each by its name."""
@@ -99,37 +88,6 @@ class Watcher:
 
     def validation(self, line: Mapping[str, Any]) -> None:
         """Receive the log's line of a finished validation."""
-
-
-@dataclass(frozen=True)
-class TrainingResult:
-    """Results of a training.
-
-    Attributes
-    ----------
-    steps : int
-        Number of steps that are done, including those before it was resumed.
-    ran : int
-        Number of these steps that ran in this process.
-    last : mapping
-        The log's line of the last step; empty if there is none.
-    validation : mapping
-        The log's line of the last validation; empty if there is none.
-    wall_s : float
-        Wall time of the steps that ran in this process, seconds.
-    difference : Difference or None
-        Difference at which a check ended the run.
-    stopped : bool
-        Whether the run has stopped at the end of its time, before its last step.
-    """
-
-    steps: int
-    ran: int
-    last: Mapping[str, Any]
-    validation: Mapping[str, Any]
-    wall_s: float
-    difference: Difference | None
-    stopped: bool = False
 
 
 class TimeIsOver(RunStopped):
@@ -165,6 +123,8 @@ class Trainer:
         is stopped within a step.
     until : int, optional
         Number of steps after which `run` returns with a checkpoint, before the end of the training.
+    keeps_best : bool
+        Whether the checkpoint of the best validation is kept; with a patience it always is.
 
     Attributes
     ----------
@@ -197,6 +157,7 @@ class Trainer:
         ends_s: float | None = None,
         save_within_s: float | None = None,
         until: int | None = None,
+        keeps_best: bool = False,
     ) -> None:
         graph = backend.graph
         check_samples(train, graph, loss)
@@ -232,6 +193,9 @@ class Trainer:
         self._decisive = settings.decisive() | {"data": digest_of(train)}
         self._lines: list[dict[str, Any]] = []
         self._saved = self._changed_at = -1
+        keeps_best = keeps_best or settings.patience is not None
+        self._best = Best(folder / CHECKPOINTS / BEST, settings.patience) if keeps_best else None
+        self._ends_early = False
         self._ran, self._wall_s = 0, 0.0
         self._told: tuple[int, int, Sequence[float]] = -1, 0, ()
         self._state: Values = {}
@@ -288,6 +252,9 @@ class Trainer:
         else:
             keep_earlier(self._folder)
         logger.info("going on from step %d, %s", self.step, path)
+        if (best := self._folder / CHECKPOINTS / BEST).exists():  # and so it stays the best one
+            self._best = self._best or Best(best)
+            self._best.begin(self.step)
         if changed:  # further steps depend on them, so the checkpoint is written again
             self._saved, self._changed_at = -1, self.step
         for each in changed:
@@ -400,20 +367,27 @@ class Trainer:
             checked[-1] if checked else {},
             self._wall_s,
             difference,
-            self.step not in (self.num_steps, self._until) and not difference,
+            self.step not in (self.num_steps, self._until) and not (difference or self._ends_early),
+            self._ends_early,
+            best_of(self._lines) if self._best else {},
         )
 
     def _loop(self, log: RunLog, interrupts: Interrupts) -> Difference | None:
         """Do steps, validations and checkpoints when they are due."""
+        is_new = True
         while True:
             if self._is_validation_due():
+                is_new = True
                 with interrupts.allowed():
                     line = self._validate()
                 self._keep(log, line)
                 self._watcher.validation(line)
+            if self._best and is_new:
+                now = Checkpoint(self.step, self._build, self._decisive, self._state)
+                self._ends_early, is_new = self._best.look(self._lines, now), False
             if self.step and (self.step % self._every == 0 or self.step == self.num_steps):
                 self._save()
-            if self.step in (self.num_steps, self._until):
+            if self.step in (self.num_steps, self._until) or self._ends_early:
                 self._save()
                 return None
             self._stop_in_time()

@@ -55,7 +55,7 @@ def find_run(folder: Path, backend: str | None) -> tuple[Path, Path]:
     Parameters
     ----------
     folder : Path
-        A build, or the folder of a run in it.
+        A build, the folder of a run in it, or a checkpoint of one.
     backend : str or None
         Backend of the run; not needed if the build has one run only.
 
@@ -64,6 +64,8 @@ def find_run(folder: Path, backend: str | None) -> tuple[Path, Path]:
     UserError
         If there is no such run; the message says which there are.
     """
+    if folder.is_file() and folder.parent.name == CHECKPOINTS:
+        folder = folder.parent.parent
     if (folder / MANIFEST).is_file():
         there = sorted(
             each.name
@@ -97,7 +99,7 @@ def open_run(folder: Path, *, backend: str | None = None, step: int | None = Non
     Parameters
     ----------
     folder : Path
-        A build, or the folder of a run in it.
+        A build, the folder of a run in it, or a checkpoint of one.
     backend : str, optional
         Backend of the run; not needed if the build has one run only.
     step : int, optional
@@ -108,6 +110,9 @@ def open_run(folder: Path, *, backend: str | None = None, step: int | None = Non
     UserError
         If there is no such run or checkpoint, or it is damaged or another build's.
     """
+    named = folder if folder.is_file() and folder.parent.name == CHECKPOINTS else None
+    if named and step is not None:
+        raise UserError(f"{named} is a checkpoint already, so --step {step} excludes it")
     build_folder, run = find_run(folder, backend)
     build = open_build(build_folder)
     kept = CheckpointFolder(run / CHECKPOINTS)
@@ -122,10 +127,10 @@ def open_run(folder: Path, *, backend: str | None = None, step: int | None = Non
     shapes = shapes_of(build.graph)
     most_bytes = 4 * len(LASTING) * sum(map(math.prod, shapes.values()))
     digest = build_digest(build)
-    if step is None:
+    if step is None and named is None:
         path, checkpoint = kept.newest(digest, most_bytes, fixed_numbers(build.graph))
     else:
-        path = next(each for each in kept if each.stem == f"step-{step:08d}")
+        path = named or next(each for each in kept if each.stem == f"step-{step:08d}")
         checkpoint = Checkpoint.read(path, most_bytes)
         if checkpoint.build != digest:
             raise CheckpointError(f"{path} is of another build")

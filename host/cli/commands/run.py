@@ -27,6 +27,7 @@ EXIT_TIME = 75  # EX_TEMPFAIL of sysexits.h: the same command with --resume goes
 SETTINGS = (
     *("epochs", "steps", "more", "data", "seed", "learning_rate", "rate_schedule", "warm_up"),
     *("rate_every", "rate_factor", "momentum", "weight_decay", "clip_norm", "precision"),
+    "patience",
 )
 """Options that are taken from an earlier run where none are given."""
 
@@ -159,6 +160,18 @@ SETTINGS = (
     default=0,
     help="Number that decides the order of the samples and what dropout drops.",
 )
+@click.option(
+    "--patience",
+    type=ranges.EPOCHS,
+    help="Validations, one an epoch, without a better accuracy after which the training ends; the "
+    "best is kept as by --keep-best.",
+)
+@click.option(
+    "--keep-best",
+    is_flag=True,
+    help="Keep the checkpoint of the best validation as best.ckpt, which export, predict, generate "
+    "and build --from take, too.",
+)
 @click.option("--no-validation", is_flag=True, help="Train only: validations take time, too.")
 @click.option(
     "--precision",
@@ -213,6 +226,7 @@ def run(
     progress_kind: str,
     no_validation: bool,
     as_json: bool,
+    keep_best: bool,
     change: tuple[str, ...],
     **options: Any,
 ) -> int:
@@ -227,6 +241,7 @@ def run(
         folder,
         backend,
         validates=not no_validation,
+        keeps_best=keep_best,
         changes=parse_changes(change),
         progress=partial(progress, progress_kind),
         **given,
