@@ -117,3 +117,33 @@ def test_refuses(tmp_path):
     ]
     with pytest.raises(FileError, match="only a comparison of what is computed with one fixed num"):
         load_network(model(tmp_path, nodes, low=LOWEST), SAMPLES)
+
+
+def attention(path, mask):
+    """Attention with a fixed mask, in which rows that are no numbers become zeros."""
+    nodes = [
+        node("MatMul", ["x", "q"], ["scores"]),
+        node("Add", ["scores", "fixed"], ["hidden"]),
+        node("Softmax", ["hidden"], ["shares"], axis=-1),
+        node("IsNaN", ["shares"], ["is"]),
+        node("Where", ["is", "nothing", "shares"], ["kept"]),
+        node("MatMul", ["kept", "q"], ["y"]),
+    ]
+    weights = {"q": random(POSITIONS, POSITIONS), "fixed": mask, "nothing": np.float32(0)}
+    return save(path / "m.onnx", nodes, {"x": [SAMPLES, POSITIONS, POSITIONS]}, weights=weights)
+
+
+def test_rows_that_no_fixed_mask_hides_wholly_are_not_asked_for(tmp_path):
+    mask = np.where(np.eye(POSITIONS, dtype=bool), 0, -np.inf).astype(np.float32)
+    mask[:, 0] = 0
+    graph = agrees_with_onnx(attention(tmp_path, mask), x=random(SAMPLES, POSITIONS, POSITIONS))
+    assert [layer.op for layer in graph.layers.values()].count("softmax") == 1
+    assert not refusals_of(graph, train=True)
+
+
+@pytest.mark.parametrize("value", [-np.inf, np.inf])
+def test_rows_that_a_fixed_mask_makes_no_numbers_are_refused(tmp_path, value):
+    mask = np.zeros((POSITIONS, POSITIONS), np.float32)
+    mask[1] = value
+    with pytest.raises(FileError, match=r"only of a softmax whose rows|holds inf"):
+        load_network(attention(tmp_path, mask), SAMPLES)

@@ -16,7 +16,7 @@ from fpgapipe.network.frontends.onnx.onnx_translation import (
     handles,
     node_name,
 )
-from fpgapipe.network.operators import Binary
+from fpgapipe.network.operators import Binary, Softmax
 from fpgapipe.network.operators.tensors import DType
 
 
@@ -209,6 +209,43 @@ def _where(t: Translation, node: Any) -> None:
         for number, (each, where) in enumerate(zip(node.input[1:], (inverted, mask), strict=True))
     ]
     t.give(node, t.add(name, Binary("add"), *parts))
+
+
+@handles("IsNaN")
+def _is_nan(t: Translation, node: Any) -> None:
+    """The question for rows of a softmax that a mask hides wholly, which PyTorch's exporter asks.
+
+    The `Where` that makes such rows zero is left out, since there are none.
+    """
+    shares = node.input[0]
+    reader = t.sole_reader(node.output[0])
+    makes_zeros = (
+        reader is not None
+        and reader.op_type == "Where"
+        and (reader.input[0], reader.input[2]) == (node.output[0], shares)
+        and _number(t, reader.input[1]) == 0
+    )
+    if reader is None or not makes_zeros or not _leaves_all_rows(t, t.layer(shares)):
+        raise Unsupported("only of a softmax whose rows a fixed mask never hides wholly")
+    t.give(reader, t.layer(shares))
+    t.skip(reader)
+
+
+def _leaves_all_rows(t: Translation, shares: str) -> bool:
+    """Whether a layer is a softmax along the last axis of sums with a fixed mask, row by row."""
+    layer = t.builder.layer(shares)
+    if layer is None or not isinstance(layer.operator, Softmax):
+        return False
+    if layer.operator.axis % len(layer.output.shape) != len(layer.output.shape) - 1:
+        return False
+    added = t.builder.layer(layer.inputs[0])
+    if added is None or not isinstance(added.operator, Binary) or added.op != "add":
+        return False
+    masks = [t.builder.fixed_value(each) for each in added.inputs]
+    fixed = [each for each in masks if each is not None and each.ndim]
+    if len(fixed) != 1 or (fixed[0] == math.inf).any():
+        return False
+    return not (fixed[0] == -math.inf).all(-1).any()
 
 
 @attempts("ReduceSum", "ReduceMean")
