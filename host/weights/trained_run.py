@@ -77,6 +77,8 @@ def find_run(folder: Path, backend: str | None) -> tuple[Path, Path]:
             backend = now[0]
         if backend in there:
             return folder, folder / RUN / str(backend)
+        if not there and not open_build(folder).plan.trains:
+            raise UserError(f"{folder} is a build for inference, which is not trained")
         what = "a checkpoint" if backend is None else f"a run of {backend} with a checkpoint"
         have = f"it has {', '.join(there)}" if there else f"'fpgapipe run {folder}' makes one"
         if backend is None and now:

@@ -250,6 +250,8 @@ def test_a_build_for_inference_from_a_run(trained, tmp_path):
     }  # fmt: skip
     folder = tmp_path / "infer"
     fpgapipe.build(None, boards, folder, source=trained, **options)
+    with pytest.raises(UserError, match=r"infer is a build for inference, which is not trained$"):
+        fpgapipe.build(None, boards, tmp_path / "more", source=folder, **options)
     build = fpgapipe.open_build(folder)
     exported = fpgapipe.export(trained, tmp_path / "w.npz")
     state = fpgapipe.read_checkpoint(exported.checkpoint).state
