@@ -252,6 +252,7 @@ KINDS = (
     Kind("image", "run {build} --backend model --data {home}/data", "data/3/a.png",
          prepare=_images),
     Kind("checkpoint", f"{RUN} --from {{}}", "odd.ckpt"),
+    Kind("run of build", "build --board u280 --mode infer -o {home}/b --from {}", "odd"),
     Kind("build folder of run", "run {} --backend model", "odd"),
     Kind("build folder of report", "report {}", "odd"),
     Kind("run of export", "export {} -o {home}/w.npz", "odd"),

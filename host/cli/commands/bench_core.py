@@ -6,8 +6,8 @@ from fpgapipe.errors import UserError
 from fpgapipe.host.bench.core_bench import bench_layer, parse_layer
 from fpgapipe.host.bench.step_bench import bench_step
 from fpgapipe.host.cli.options import ranges
-from fpgapipe.host.cli.options.completion import networks_that_begin
 from fpgapipe.host.cli.options.machine_options import machine_of, machine_options, print_figures
+from fpgapipe.host.cli.options.network_names import networks_that_begin
 from fpgapipe.host.cli.options.options import command
 from fpgapipe.host.terminal.console import progress
 from fpgapipe.hw.hls_models.numerics.element_format import ElementFormat

@@ -9,7 +9,8 @@ import click
 import fpgapipe
 from fpgapipe.host.cli.options import ranges
 from fpgapipe.host.cli.options.cluster_options import cluster_options
-from fpgapipe.host.cli.options.completion import boards_that_begin, networks_that_begin
+from fpgapipe.host.cli.options.completion import boards_that_begin
+from fpgapipe.host.cli.options.network_names import networks_that_begin
 from fpgapipe.host.cli.options.options import command
 from fpgapipe.host.cli.options.plots import check_plots, parse_numbers, plot_option, write_plots
 from fpgapipe.host.cli.options.shared import planned_batch_option

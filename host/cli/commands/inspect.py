@@ -7,7 +7,7 @@ import click
 import fpgapipe
 from fpgapipe.errors import UserError
 from fpgapipe.host.cli.options import ranges
-from fpgapipe.host.cli.options.completion import networks_that_begin
+from fpgapipe.host.cli.options.network_names import networks_that_begin
 from fpgapipe.host.cli.options.options import command
 from fpgapipe.host.terminal.result import show
 from fpgapipe.network.zoo import NETWORKS

@@ -8,7 +8,8 @@ import click
 
 import fpgapipe
 from fpgapipe.host.cli.options import ranges
-from fpgapipe.host.cli.options.options import command, parse_array
+from fpgapipe.host.cli.options.arrays import parse_array
+from fpgapipe.host.cli.options.options import command
 from fpgapipe.host.cli.options.plots import check_plots, parse_numbers, plot_option, write_plots
 from fpgapipe.host.terminal.console import progress
 from fpgapipe.host.terminal.result import show

@@ -10,9 +10,10 @@ from click.core import ParameterSource
 
 import fpgapipe
 from fpgapipe.host.cli.options import ranges
+from fpgapipe.host.cli.options.arrays import parse_array
 from fpgapipe.host.cli.options.cluster_options import chosen_cluster, place_options
-from fpgapipe.host.cli.options.completion import networks_that_begin
-from fpgapipe.host.cli.options.options import command, parse_array
+from fpgapipe.host.cli.options.network_names import networks_that_begin
+from fpgapipe.host.cli.options.options import command
 from fpgapipe.host.cli.options.pictures import picture_files, write_pictures
 from fpgapipe.host.cli.options.shared import (
     cells_option,

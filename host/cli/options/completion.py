@@ -1,4 +1,4 @@
-"""Completions of names for a shell."""
+"""Completions of boards for a shell."""
 
 from __future__ import annotations
 
@@ -14,10 +14,3 @@ def boards_that_begin(ctx: click.Context, param: click.Parameter, incomplete: st
     names = (entry.name for entry in files("fpgapipe.boards").iterdir())
     stems = (name.removesuffix(".yaml") for name in names if name.endswith(".yaml"))
     return sorted(stem for stem in stems if stem.startswith(incomplete))
-
-
-def networks_that_begin(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
-    """Names of built-in networks that begin with the typed text."""
-    from fpgapipe.network.zoo import NETWORKS  # takes 40 ms that only a shell must wait for
-
-    return sorted(name for name in NETWORKS if name.startswith(incomplete))

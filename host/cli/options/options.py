@@ -4,7 +4,6 @@ import contextlib
 import functools
 import logging
 import os
-import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +11,6 @@ from typing import Any
 
 import click
 
-from fpgapipe.errors import UserError, shown
 from fpgapipe.garbage import rare_collections
 from fpgapipe.host.cli.options.suggestions import Command
 from fpgapipe.host.terminal.console import json_alone, set_up_logging
@@ -71,30 +69,6 @@ def build_folder(ctx: click.Context, param: click.Parameter, value: str | None) 
             ctx,
         )
     return value
-
-
-def parse_array(text: str | None, cells: str = "plain") -> tuple[int, int] | None:
-    """Rows and columns of an array, written as ``8x8``; None for None.
-
-    Raises
-    ------
-    UserError
-        If the text does not have this form, or no core has such an array of these cells.
-    """
-    if text is None:
-        return None
-    if found := re.fullmatch(r"(\d{1,4})[xX](\d{1,4})", text, re.ASCII):
-        rows, cols = int(found[1]), int(found[2])
-        if 1 <= rows <= 1024 and 1 <= cols <= 1024:
-            from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec
-            from fpgapipe.hw.hls_models.spec.systolic import Form
-
-            try:
-                CoreSpec(rows, cols, form=Form(cells))
-            except ValueError as error:
-                raise UserError(f"no core has the array of --array {text}: {error}") from None
-            return rows, cols
-    raise UserError(f"--array must be ROWSxCOLS, each 1..1024, such as 8x8, not {shown(text)}")
 
 
 def command(
