@@ -3,10 +3,13 @@
 For each network, on one and on two U280, `plan` chooses array, micro-batches and schedule. Then all
 combinations of these are planned one by one and priced by their programs: 16 and 32 rows, 32, 64
 and so on up to the most columns that fit, all divisors of the batch, and the schedules that can be
-built and whose updates are not late; of larger networks, a random sample of combinations. Prices
-are kept in the cache, so a bench that was stopped goes on where it was. Progress goes to standard
-error, a line for each case. With --boards, the clusters are chains of these in all orders for which
-the boards have ports.
+built and whose updates are not late; of larger networks, a random sample of combinations. With
+--boards, the clusters are chains of these in all orders for which the boards have ports.
+
+The best combination of each case is kept in docs/figures/choices.json, with the commit on which all
+were compared. Where it is there, it alone is planned again, to be compared with the choice of
+today; --anew compares all. So a bench that was stopped goes on where it was. Progress goes to
+standard error, a line for each case.
 """
 
 import argparse
@@ -20,6 +23,7 @@ from itertools import permutations, product
 from pathlib import Path
 from typing import Any
 
+from figure import ROOT, commit, write_figure
 from small_networks import SHORT
 
 import fpgapipe
@@ -30,6 +34,7 @@ from fpgapipe.host.make.networks import loader
 from fpgapipe.hw.hls_models.spec.device import ClusterSpec
 from fpgapipe.partition.cost.cost import candidate_cores
 from fpgapipe.partition.explore.explorer import Request, counts_tried
+from fpgapipe.partition.plan import Plan
 from fpgapipe.partition.pricing.best_plan import best_plan
 from fpgapipe.partition.schedule.built_schedules import built_schedules
 from fpgapipe.partition.schedule.schedule_kinds import make_schedule, num_engines_of
@@ -39,6 +44,13 @@ SMALL = (
     *("mobilenet", "unet-resize", "gpt-short", "vit-small", "lstm-short"),
 )
 LARGE = ("resnet18", "resnet50", "vgg16", "gpt2-small")
+FIGURES = "docs/figures/choices.json"
+NOTE = (
+    "For each case, what `plan` without options chooses, and the best of so many combinations of "
+    "an array for all devices, micro-batches and a schedule, found at `compared_at` and planned "
+    "again with today's prices; `refused` are those that no core runs. The ratio is that of their "
+    "samples per second; 1 where the choice is the faster one."
+)
 LEAST = 0.99
 """Share of the best combination's samples per second that the choice has to reach."""
 
@@ -76,40 +88,73 @@ def chain_of_unlike(boards: tuple[str, ...]) -> ClusterSpec:
         return load_cluster(path).spec
 
 
-def measure(name: str, cluster: ClusterSpec, given: argparse.Namespace) -> dict[str, Any]:
-    """The choice and the best of one case."""
-    load = loader(SHORT.get(name, name))
-    chosen = fpgapipe.plan(SHORT.get(name, name), cluster, batch=given.batch).plan
-    asked = list(combinations(Request(load, given.batch, cluster)))
+def facts_of(plan: Plan) -> dict[str, Any]:
+    """Rate and options of a plan."""
+    core = plan.nodes[0].core
+    return {
+        "samples_per_s": plan.predicted.samples_per_s,
+        "array": [core.rows, core.cols],
+        "num_microbatches": plan.num_microbatches,
+        "schedule": plan.schedule,
+    }
+
+
+def best_of(name: str, request: Request, given: argparse.Namespace) -> dict[str, Any]:
+    """The best of all combinations of a case, or of a sample of them."""
+    asked = list(combinations(request))
     if name not in SMALL or given.sample:
         asked = random.Random(0).sample(asked, min(given.sample or 50, len(asked)))
-    best, refused = chosen, 0
-    for request in asked:
+    best: Plan | None = None
+    refused = 0
+    for each in asked:
         try:
-            plan = best_plan(request, load.name).plan
+            plan = best_plan(each, request.load.name).plan  # type: ignore[attr-defined]
         except UserError:
             refused += 1
             continue
         if plan.predicted.level != "machine":
             refused += 1
-        elif plan.predicted.samples_per_s > best.predicted.samples_per_s:
+        elif best is None or plan.predicted.samples_per_s > best.predicted.samples_per_s:
             best = plan
+    assert best, f"{name}: no combination has programs"
+    return {"combinations": len(asked), "refused": refused, "best": facts_of(best)}
+
+
+def measure(
+    name: str, cluster: ClusterSpec, given: argparse.Namespace, kept: dict[str, Any] | None
+) -> dict[str, Any]:
+    """The choice and the best of one case."""
+    load = loader(SHORT.get(name, name))
+    chosen = fpgapipe.plan(SHORT.get(name, name), cluster, batch=given.batch).plan
+    request = Request(load, given.batch, cluster)
+    if kept is None:
+        found = best_of(name, request, given) | {"compared_at": commit()}
+    else:
+        found = {key: kept[key] for key in ("combinations", "refused", "best", "compared_at")}
+        best = found["best"]
+        again = replace(
+            request,
+            schedules=(best["schedule"],),
+            num_microbatches=best["num_microbatches"],
+            array=tuple(best["array"]),
+        )
+        plan = best_plan(again, load.name).plan
+        found["best"] = facts_of(plan) | {"array": best["array"]}
+    rate = chosen.predicted.samples_per_s
+    return {
+        **key_of(name, cluster, given.batch),
+        **found,
+        "chosen": facts_of(chosen),
+        "ratio": rate / max(rate, found["best"]["samples_per_s"]),
+    }
+
+
+def key_of(name: str, cluster: ClusterSpec, batch: int) -> dict[str, Any]:
+    """What tells a case from others."""
     return {
         "network": name,
-        "devices": [device.name for device in cluster.devices],
-        "combinations": len(asked),
-        "refused": refused,
-        "level": chosen.predicted.level,
-        **{
-            key: {
-                "samples_per_s": plan.predicted.samples_per_s,
-                "array": [plan.nodes[0].core.rows, plan.nodes[0].core.cols],
-                "num_microbatches": plan.num_microbatches,
-                "schedule": plan.schedule,
-            }
-            for key, plan in (("chosen", chosen), ("best", best))
-        },
-        "ratio": chosen.predicted.samples_per_s / best.predicted.samples_per_s,
+        "devices": " ".join(device.name for device in cluster.devices),
+        "batch": batch,
     }
 
 
@@ -121,6 +166,8 @@ def main() -> None:
     parser.add_argument("--board", default="u280")
     parser.add_argument("--boards", help="unlike boards, with commas between their names")
     parser.add_argument("--batch", type=int, default=32)
+    parser.add_argument("--anew", action="store_true", help="compare all combinations again")
+    parser.add_argument("-o", "--output", type=Path, default=ROOT / FIGURES)
     parser.add_argument(
         "--sample", type=int, help="combinations of each case; by default 50 of larger networks"
     )
@@ -135,16 +182,23 @@ def main() -> None:
     else:
         board, counts = load_board(given.board), given.devices or (1, 2)
         clusters = [chain_of(board, count).spec for count in counts]
+    rows: list[dict[str, Any]] = []
+    if given.output.exists():
+        rows = json.loads(given.output.read_text())["rows"]
     cases = []
     for name, cluster in product(given.network or (*SMALL, *LARGE), clusters):
-        case = measure(name, cluster, given)
+        key = key_of(name, cluster, given.batch)
+        kept = next((row for row in rows if key.items() <= row.items()), None)
+        case = measure(name, cluster, given, None if given.anew else kept)
         print(
-            f"{name}, {cluster.name}: {case['ratio']:.4f} of the best of "
+            f"{name}, {key['devices']}: {case['ratio']:.4f} of the best of "
             f"{case['combinations']} combinations",
             file=sys.stderr,
             flush=True,
         )
         cases.append(case)
+        rows = [row for row in rows if row is not kept] + [case]
+        write_figure(given.output, "bench/bench_best_plan.py", NOTE, {"rows": rows})
     least = min(case["ratio"] for case in cases)
     print(
         json.dumps({"least": LEAST, "met": least >= LEAST, "ratio": least, "all": cases}, indent=1)

@@ -24,16 +24,21 @@ def write_figure(path: Path, bench: str, note: str, figures: dict[str, Any]) -> 
     figures : dict
         Values by further keys.
     """
-    command = ["git", "describe", "--always", "--dirty", "--exclude=*"]
-    commit = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
     origin = {
         "bench": bench,
-        "commit": commit.strip(),
+        "commit": commit(),
         "date": datetime.now(UTC).date().isoformat(),
         "machine": f"{platform.machine()}, {os.cpu_count()} processors",
         "note": note,
     }
     path.write_text(_text(origin | figures) + "\n", encoding="utf-8")
+
+
+def commit() -> str:
+    """The commit of the repository, with ``-dirty`` if files have changed since."""
+    command = ["git", "describe", "--always", "--dirty", "--exclude=*"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    return done.stdout.strip()
 
 
 def _text(value: Any, depth: int = 0) -> str:
