@@ -259,7 +259,7 @@ def _choices(load: Loader, batch: int, cluster: Cluster, nodes: int) -> Iterator
     resources = cache(on_board)
     seen = set()
     for each in sorted((*found.tried, *found.others), key=lambda each: each.steady_s):
-        cores = tuple((part.device, part.node) for part in each.stages)
+        cores = tuple((part.position, part.node) for part in each.stages)
         if (cores, each.num_microbatches) not in seen:
             seen.add((cores, each.num_microbatches))
             yield _choice(each, load, batch, cluster, nodes, resources)
@@ -271,7 +271,7 @@ def _choice(
     assert candidate.microbatch is not None
     graph = load(candidate.microbatch)
     plan = as_plan(candidate, graph, load.name, batch, cluster.spec)
-    devices = [cluster.spec.devices[part.device] for part in candidate.stages]
+    devices = [cluster.spec.devices[part.position] for part in candidate.stages]
     taken = [resources(node.core, one) for node, one in zip(plan.nodes, devices, strict=True)]
     share, binds = max(
         (used["used"][name] / used["limits"][name], f"{name.upper()} of {used['die']}")

@@ -54,8 +54,8 @@ class Stage:
 
     Attributes
     ----------
-    device : int
-        Position of the device in the cluster.
+    position : int
+        That of the device in the cluster.
     node : NodeSpec or None
         Core, clock and memory of the device; None where times were measured.
     costs : tuple of LayerCost
@@ -65,7 +65,7 @@ class Stage:
         come back.
     """
 
-    device: int
+    position: int
     node: NodeSpec | None
     costs: tuple[LayerCost, ...]
     sends_bytes: float

@@ -59,7 +59,7 @@ def check_memory(candidate: Candidate, cluster: ClusterSpec) -> None:
 def memory_fault(candidate: Candidate, cluster: ClusterSpec) -> PlanError | None:
     """The error that `check_memory` raises; None if the peaks fit."""
     for i, (stage, needed) in enumerate(zip(candidate.stages, candidate.memory_bytes, strict=True)):
-        device = cluster.devices[stage.device]
+        device = cluster.devices[stage.position]
         room = device.memory_bytes or np.inf
         if needed > room:
             over = needed - room
@@ -68,7 +68,7 @@ def memory_fault(candidate: Candidate, cluster: ClusterSpec) -> PlanError | None
             if fewer < (needed - stage.state_bytes) / max(stage.activation_bytes, 1):
                 remedy = f"{fewer} fewer micro-batches in flight or a smaller micro-batch would do"
             return PlanError(
-                f"stage {i} on {cluster.device_names[stage.device]} needs {needed:,.0f} bytes of "
+                f"stage {i} on {cluster.device_names[stage.position]} needs {needed:,.0f} bytes of "
                 f"memory, {room:,.0f} usable, {math.ceil(over):,} too few; {remedy}"
             )
     return None

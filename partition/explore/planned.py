@@ -54,7 +54,7 @@ def as_plan(
     train : bool
         Whether the candidate was planned for training; if false, for forward passes only.
     """
-    placed = PlacedNodes.chain([stage.device for stage in candidate.stages], cluster)
+    placed = PlacedNodes.chain([stage.position for stage in candidate.stages], cluster)
     ends = link_ends(placed)
     nodes = []
     for index, (stage, needed) in enumerate(
@@ -65,7 +65,7 @@ def as_plan(
         forward_s, input_gradient_s, weight_gradient_s, update_s = stage.pass_s
         nodes.append(
             NodePlan(
-                device=cluster.device_names[stage.device],
+                device=cluster.device_names[stage.position],
                 board=placed.devices[index].name,
                 spec=with_links(stage.node, own),
                 macs=sum(graph.layers[name].macs for name in stage.layers),

@@ -317,7 +317,7 @@ class _Search:
         devices = self.request.cluster.devices
         found: dict[tuple[int, str], _Look] = {}
         for each in sorted(candidates, key=lambda each: each.steady_s):
-            cores = {devices[part.device]: part.node for part in each.stages if part.node}
+            cores = {devices[part.position]: part.node for part in each.stages if part.node}
             kinds = {device: cores[device] for device in devices if device in cores}
             if len(kinds) == len(set(devices)) or len(each.stages) == 1:
                 look = _Look(each.num_microbatches, kinds, each)

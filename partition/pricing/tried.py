@@ -272,6 +272,6 @@ def _distinct(candidates: Iterable[Candidate]) -> list[Candidate]:
     for each in candidates:
         lanes = each.timeline.schedule.lanes if len(each.stages) > 1 else ()
         order = [(lane.kinds.tobytes(), lane.microbatches.tobytes()) for lane in lanes]
-        stages = [(part.device, *sorted(part.layers)) for part in each.stages]
+        stages = [(part.position, *sorted(part.layers)) for part in each.stages]
         found.setdefault((*stages, *order), each)
     return sorted(found.values(), key=lambda each: each.steady_s)

@@ -128,7 +128,7 @@ def plan_layerwise(
                 continue
             assert candidate.microbatch is not None
             cores = {
-                request.cluster.devices[stage.device]: stage.node
+                request.cluster.devices[stage.position]: stage.node
                 for stage in candidate.stages
                 if stage.node is not None
             }

@@ -114,7 +114,7 @@ def test_predicted_time_is_that_of_the_simulation(network):
     asked = request(network=network)
     best = explore(asked).best
     check_stages(best, asked.load(best.microbatch))
-    positions = [stage.device for stage in best.stages]
+    positions = [stage.position for stage in best.stages]
     row = device_chain(asked.cluster, positions)
     again = time_candidate(best.kind, best.microbatch, best.num_microbatches, best.stages, row)
     assert again.minibatch_s == best.minibatch_s
@@ -157,7 +157,7 @@ def test_unequal_devices_in_either_direction():
     )
     there = explore(request(cluster, schedules=("1f1b-as",))).best
     assert there.minibatch_s == explore(request(back, schedules=("1f1b-as",))).best.minibatch_s
-    positions = [stage.device for stage in there.stages]
+    positions = [stage.position for stage in there.stages]
     assert positions in (sorted(positions), sorted(positions)[::-1])
 
 
