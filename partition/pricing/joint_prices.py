@@ -18,6 +18,7 @@ from fpgapipe.hw.hls_models.cycles.cluster_cycles import predict_cluster
 from fpgapipe.hw.hls_models.isa.instructions import Opcode
 from fpgapipe.lowering.lower import build_pipeline
 from fpgapipe.lowering.schedule.schedule import TaskKind, forward_only
+from fpgapipe.partition.placed_nodes import PlacedNodes
 from fpgapipe.partition.plan import DATA_PARALLEL, Prediction
 from fpgapipe.partition.pricing.plan_cores import asked_of, memory_specs, wire_timings
 from fpgapipe.partition.pricing.plan_memory import node_memory
@@ -222,7 +223,7 @@ def _found(
     def timed(number: int) -> tuple[PipelineProgram, ClusterPrediction]:
         programs = pipeline if number == plan.rounds else None
         if programs is None:
-            programs = _some(plan, graph, options, number)
+            programs = _some(plan, graph, cluster, options, number)
         return programs, predict_cluster(
             [part.instructions for part in programs.parts],
             cores,
@@ -251,7 +252,9 @@ def _found(
     return JointFacts(total, float(period), tuple(nodes))
 
 
-def _some(plan: Plan, graph: Graph, options: StepOptions, rounds: int) -> PipelineProgram:
+def _some(
+    plan: Plan, graph: Graph, cluster: ClusterSpec, options: StepOptions, rounds: int
+) -> PipelineProgram:
     """Programs of the first rounds of a mini-batch."""
     sharers = plan.sharers
 
@@ -263,7 +266,7 @@ def _some(plan: Plan, graph: Graph, options: StepOptions, rounds: int) -> Pipeli
     try:
         return build_pipeline(
             graph, plan.cores, plan.division, order, memory_specs(plan), options,
-            tasks_of if alone else None,
+            tasks_of if alone else None, PlacedNodes.of(plan, cluster).placement,
         )  # fmt: skip
     except NotImplementedError as error:
         raise UserError(str(error)) from error

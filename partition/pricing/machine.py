@@ -114,7 +114,7 @@ def lower_plan(
     try:
         found = build_pipeline(
             graph, plan.cores, plan.division, plan.order, memory_specs(plan), options,
-            tasks_of,
+            tasks_of, PlacedNodes.of(plan, cluster).placement,
         )  # fmt: skip
     except NotImplementedError as error:
         raise UserError(str(error)) from error
