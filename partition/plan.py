@@ -10,7 +10,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from fpgapipe.errors import FileError
+from fpgapipe.errors import FileError, counted
 from fpgapipe.files import read_bytes
 from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec
 from fpgapipe.hw.hls_models.spec.node import NodeSpec
@@ -199,10 +199,8 @@ class Plan(_Part):
                 f"a batch of {self.batch} cannot be cut into {self.num_microbatches} equal parts"
             )
         if self.num_microbatches % self.sharers:
-            raise ValueError(
-                f"{self.num_microbatches} micro-batches cannot be shared equally by "
-                f"{self.sharers} devices"
-            )
+            parts = counted(self.num_microbatches, "micro-batch", "es")
+            raise ValueError(f"{parts} cannot be shared equally by {self.sharers} devices")
         names = Counter(name for stage in self.stages for name in stage.layers)
         if twice := sorted(name for name, count in names.items() if count > 1):
             raise ValueError(f"layers in two stages: {', '.join(twice[:5])}")

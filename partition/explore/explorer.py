@@ -21,7 +21,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from fpgapipe.errors import UserError, shown
+from fpgapipe.errors import UserError, counted, shown
 from fpgapipe.hw.hls_models.spec.device import ClusterSpec, DeviceSpec
 from fpgapipe.hw.hls_models.spec.node import NodeSpec
 from fpgapipe.hw.hls_models.spec.systolic import Form
@@ -324,7 +324,9 @@ def _explored(request: Request, count: int) -> _Split:
             part.found.append(options[0])
             part.others += (each.best for each in options[1:])
         elif part.errors:
-            part.refused.append(f"{kind}, {count} micro-batches: {part.errors[-1][1]}")
+            part.refused.append(
+                f"{kind}, {counted(count, 'micro-batch', 'es')}: {part.errors[-1][1]}"
+            )
     return part
 
 

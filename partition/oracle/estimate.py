@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fpgapipe.errors import UserError
+from fpgapipe.errors import UserError, counted
 from fpgapipe.lowering.shards.cuts import can_be_cut
 from fpgapipe.lowering.shards.degrees import SERIAL, Degrees
 from fpgapipe.lowering.units.network_units import layers_together
@@ -125,19 +125,17 @@ def check_devices(machine: Machine, name: str, devices: int, groups: int) -> Non
         assert most is not None
         check_most(name, devices, most, "groups of layers that run together")
     if not batch.per_device:
-        check_most(
-            name, groups, batch.samples, "samples", "groups" if SHARED in name else "devices"
-        )
+        check_most(name, groups, batch.samples, "samples", "group" if SHARED in name else "device")
     batch.of(groups)
     axis = name.removeprefix(SHARED)
     if axis in AXES:
         most, layer = most_parts(machine, axis)
         if devices // groups > most:
             by = {"filter": "filters", "channel": "channels", "spatial": "rows"}[axis]
-            what = "devices in a group" if SHARED in name else "devices"
+            group = " in a group" if SHARED in name else ""
             raise PlanError(
-                f"{name} has at most {most:,} {what}: layer {layer!r} cannot be cut into more "
-                f"parts by {by}"
+                f"{name} has at most {counted(most, 'device')}{group}: layer {layer!r} cannot be "
+                f"cut into more parts by {by}"
             )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from fpgapipe.errors import UserError
+from fpgapipe.errors import UserError, counted
 
 SMALL = 0.05
 """Share of the time below which a loss does not limit a strategy."""
@@ -106,7 +106,7 @@ def limiter_of(losses: list[Loss], whole_s: float) -> str:
     return f"{worst.words}: {share:.1%} of the time"
 
 
-def check_most(name: str, devices: int, most: int, what: str, of: str = "devices") -> None:
+def check_most(name: str, devices: int, most: int, what: str, of: str = "device") -> None:
     """Refuse more devices, or groups of them, than a strategy can use.
 
     Raises
@@ -115,4 +115,4 @@ def check_most(name: str, devices: int, most: int, what: str, of: str = "devices
         If there are more.
     """
     if devices > most:
-        raise UserError(f"{name} has at most {most:,} {of}, one for each of its {what}")
+        raise UserError(f"{name} has at most {counted(most, of)}, one for each of its {what}")

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from fpgapipe.errors import UserError
+from fpgapipe.errors import UserError, counted
 from fpgapipe.hw.hls_models.spec.device import ClusterSpec
 from fpgapipe.jobs import results
 from fpgapipe.partition.cost.cost import CostModel
@@ -218,7 +218,7 @@ def _even_split(request: Request, network: str) -> list[Entry | str]:
             candidate = even_candidate(graph, choice, request.cluster, count)
             check_memory(candidate, request.cluster)
         except PlanError as error:
-            refusals.add(f"with {count} micro-batches", error)
+            refusals.add(f"with {counted(count, 'micro-batch', 'es')}", error)
         else:
             found.append(candidate)
     if not found:

@@ -8,7 +8,7 @@ from itertools import islice
 from math import inf
 from typing import TYPE_CHECKING, Protocol
 
-from fpgapipe.errors import UserError
+from fpgapipe.errors import UserError, counted
 from fpgapipe.jobs import results
 from fpgapipe.lowering.schedule.schedule import ScheduleError
 from fpgapipe.lowering.units.network_units import refusals_of
@@ -164,7 +164,7 @@ def _shares(request: Request, sharers: int) -> list[int]:
     if not found and request.num_microbatches is not None:
         devices = len(request.cluster.devices)
         raise PlanError(
-            f"{request.num_microbatches} micro-batches cannot be shared equally by "
+            f"{counted(request.num_microbatches, 'micro-batch', 'es')} cannot be shared equally by "
             f"{_parts(sharers, devices)}; use a multiple of {sharers}"
         )
     return found or [sharers]
@@ -233,7 +233,7 @@ def priced_best(
         asked = [(replace(request, load=KnownGraphs((own,))), own, look.plan) for look, own in jobs]
         for (look, _), answer in zip(jobs, results(_priced, asked, on_step), strict=True):
             if isinstance(answer, UserError):
-                refusals.add(f"with {look.count} micro-batches", answer)
+                refusals.add(f"with {counted(look.count, 'micro-batch', 'es')}", answer)
             else:
                 found[look], best_of[look] = answer, answer[0].predicted.minibatch_s
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
+from fpgapipe.errors import counted
 from fpgapipe.lowering.shards.cuts import Cut, can_be_cut, degrees_of_cut, why_not_cut
 from fpgapipe.lowering.units.network_units import check_network, layers_together
 from fpgapipe.network.operators import Conv, Flatten, Linear
@@ -121,7 +122,7 @@ def plan_one_axis(
             assert microbatch is not None
             degrees = degrees_along(request.load(microbatch), axis, count, number)
         except PlanError as error:
-            refusals.add(f"with {number} groups", error)
+            refusals.add(f"with {counted(number, 'group')}", error)
             continue
         found += [(seconds, candidate, degrees) for seconds, candidate in candidates]
     if not found:

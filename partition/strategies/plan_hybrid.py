@@ -7,7 +7,7 @@ from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING
 
-from fpgapipe.errors import UserError
+from fpgapipe.errors import UserError, counted
 from fpgapipe.lowering.units.network_units import check_network
 from fpgapipe.partition.cost.cost import CostModel
 from fpgapipe.partition.explore.candidate import device_chain, on_every_device
@@ -77,7 +77,7 @@ def plan_hybrid(
             problem = GroupProblem(graph, request.cluster, chain, cores, count)
             found += [(each, candidate) for each in problem.solve(EACH)]
         except UserError as error:
-            refusals.add(f"with {count} micro-batches", error)
+            refusals.add(f"with {counted(count, 'micro-batch', 'es')}", error)
     if not found:
         if not counts:
             refusals.add("", "it needs two micro-batches or more")

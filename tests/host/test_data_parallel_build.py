@@ -74,9 +74,9 @@ def test_equal_devices_are_lowered_once_for_their_memory():
     assert again.predicted == plan.predicted
 
 
-@pytest.mark.parametrize(("port_bytes_per_s", "limit"), [(14.375e9, 0.01), (13.28e9, 0.02)])
+@pytest.mark.parametrize("port_bytes_per_s", [14.375e9, 13.28e9])
 def test_many_devices_take_as_long_as_some_and_the_way_over_the_others(
-    port_bytes_per_s, limit, monkeypatch
+    port_bytes_per_s, monkeypatch
 ):
     """Chunks get in each other's way otherwise at each rate of memory: see `MANY_DEVICES`."""
     plan, _, request = planned(4, batch=4, microbatches=4)
@@ -87,7 +87,7 @@ def test_many_devices_take_as_long_as_some_and_the_way_over_the_others(
     monkeypatch.setattr(all_reduce_cycles, "MANY_DEVICES", 40)
     whole = all_reduce_cycles.all_reduce_cycles(20_000, cores, memories, wires)
     assert some != whole
-    assert some == pytest.approx(whole, rel=limit)
+    assert some == pytest.approx(whole, rel=0.005)
 
 
 def test_many_chunks_take_as_long_as_some_in_proportion(monkeypatch):
@@ -181,7 +181,7 @@ def test_plans_that_are_none_are_refused():
     with pytest.raises(ValueError, match="degrees of a layer that the stage has not: 'none'"):
         Plan.model_validate_json(json.dumps(value))
     value = json.loads(plan.to_json()) | {"num_microbatches": 1}
-    with pytest.raises(ValueError, match="1 micro-batches cannot be shared equally by 2"):
+    with pytest.raises(ValueError, match="1 micro-batch cannot be shared equally by 2"):
         Plan.model_validate_json(json.dumps(value))
 
 

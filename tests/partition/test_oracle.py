@@ -133,7 +133,7 @@ def test_what_a_strategy_cannot_use():
     with pytest.raises(UserError, match="multiple of 4 devices, not 6"):
         data_filter(question, 6)
     assert data_filter(question, 4).communication_s == filters(question, 4).communication_s
-    with pytest.raises(UserError, match="serial has at most 1 devices"):
+    with pytest.raises(UserError, match="serial has at most 1 device,"):
         serial(question, 2)
     assert serial(question, 1).compute_s == pytest.approx(1000 * 0.03)
 
