@@ -402,7 +402,7 @@ MUTATIONS = [
 
 @pytest.mark.parametrize("seed", range(8))
 def test_mutated_files_are_read_or_refused(seed, tmp_path):
-    """What is still a good file may be read; everything else is a user's error, in time."""
+    """A file that is still good may be read; any other is a user's error, in time."""
     rng = random.Random(seed)
     good = [(BOARD.encode(), read_board), (CLUSTER.encode(), load_cluster)]
     good += [(path.read_bytes(), load_cluster) for path in EXAMPLES.glob("*.yaml")]

@@ -156,7 +156,7 @@ class Browser:
         self.send("Input.dispatchKeyEvent", type="keyUp", **named)
 
     def complaints(self):
-        """What the page has said on the console, and errors, since it was opened."""
+        """Messages of the page on the console, and errors, since it was opened."""
         return [
             each["params"]
             for each in self.events

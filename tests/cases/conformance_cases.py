@@ -94,15 +94,15 @@ def simulated(pipeline, bases, rig):
 
 @dataclass
 class Rig:
-    """What transports need.
+    """Folder, devices and library that transports need.
 
     Attributes
     ----------
     folder : Path
     stack : contextlib.ExitStack
-        What ends with the transports.
+        Contexts and callbacks that end with the transports.
     behind : callable
-        What makes the devices that are reached: `modelled` or `simulated`.
+        Function that makes the devices that are reached: `modelled` or `simulated`.
     library : Path or None
         XRT's shim, compiled; made where it is None.
     others : tuple

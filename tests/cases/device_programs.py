@@ -47,7 +47,7 @@ class Program:
         return sum((s["m"] + 1) * (s["k"] + 1) * (s["n"] + 1) for s in shapes)
 
     def counters(self, spec):
-        """What counters say if it runs to its end."""
+        """Values of counters after the program has run to its end."""
         found = {
             "INSTRUCTIONS": len(self.instructions) - 1,
             "LOAD_BYTES": self.bytes_of(Opcode.LOAD),

@@ -19,7 +19,7 @@ REGION = Region(1 << 20, 1 << 20)
 SMALL_REGION = Region(0, 1 << 17)
 
 JUNK = 0xA5
-"""What memory holds where nothing was written."""
+"""Byte that memory holds where nothing was written."""
 
 
 def bits_of(tensor, values):

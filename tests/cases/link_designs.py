@@ -201,7 +201,7 @@ def load_on_wire(wire, phy_bytes, begin, sends, cycles):
 
 
 def digest_of(arrivals, phy_bytes):
-    """What a load makes of beats that arrive."""
+    """Digest that a load makes of beats that arrive."""
     digest = 0
     for cycle, beat in arrivals:
         folded = (beat.keep ^ cycle) & 0xFFFFFFFF

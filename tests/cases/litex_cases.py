@@ -24,7 +24,7 @@ SEQUENCE = (
     "control:0:0:14:20000 command:1024:0:11:0 command:288:0:15:200 command:1024:0:11:0 "
     "command:0:0:13:4 command:0:0:13:4 command:32:0:15:200"
 )
-"""What LiteDRAM lists for SDR SDRAM with a CAS latency of 2."""
+"""Sequence that LiteDRAM lists for SDR SDRAM with a CAS latency of 2."""
 
 COMMANDS = [(11, 1024), (15, 288), (11, 1024), (13, 0), (13, 0), (15, 32)]
 """Precharge all, mode with reset, precharge all, two refreshes, mode."""

@@ -118,7 +118,7 @@ def turned(way, address, data):
 
 
 def stale(way, address, found):
-    """What was there when it was read before, or nothing yet."""
+    """Bytes that the read before found at the place; zeros if there was none."""
     return way.seen.get((address, found.size), np.zeros_like(found))
 
 
@@ -157,7 +157,7 @@ READS: dict[str, Callable] = {
 
 
 def with_faults(behind, wrong, every):
-    """What makes the devices that are reached, with faults in front of them; see `Rig.behind`."""
+    """Maker of the devices that are reached, with faults in front of them; see `Rig.behind`."""
 
     def made(pipeline, bases, rig):
         count = [0]

@@ -68,4 +68,4 @@ ODD = {
     "socket": _socket,
     "absent": _absent,
 }
-"""What makes each, under a name that is free; root can read the unreadable one."""
+"""Function that makes each, under a name that is free; root can read the unreadable one."""

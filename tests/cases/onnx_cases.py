@@ -165,7 +165,7 @@ def cases_of(operator):
 
 @dataclass(frozen=True)
 class Result:
-    """What a case gave, and by how much each element may be off; None for a vector's tolerance."""
+    """Results of a case, and by how much each element may be off; None for a vector's tolerance."""
 
     found: list
     allowed: object = None
@@ -221,7 +221,7 @@ def run_network(case, machine, path, constants=(), *, exact=False):
 
 
 def _network_bound(case, program, unit, memory):
-    """What MXINT8 may do to the result of a network of one product."""
+    """Bound of the error of a network of one product, which is computed in MXINT8."""
     layer = unit.layers[0]
     conv = conv_of(layer)
     operand = program.operands[unit.name, layer.inputs[0]]
@@ -238,7 +238,7 @@ def _network_bound(case, program, unit, memory):
 
 
 def _matmul_bound(case):
-    """What MXINT8 may do to products of matrices, one for each index of the axes before."""
+    """Bound of the error of matrix products in MXINT8, one for each index of the axes before."""
     (expected,) = case.outputs
     ones, others = case.inputs
     bound = np.empty(expected.shape)

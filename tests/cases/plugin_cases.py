@@ -23,7 +23,7 @@ REGISTERS = (
     *(registry._MAKERS, torch_reference._RUNS, others._OTHERS),
     *(torch_registry.HANDLERS, onnx_translation.HANDLERS),
 )
-"""What modules of operators add functions and classes to."""
+"""Registers to which modules of operators add functions and classes."""
 
 
 @contextlib.contextmanager

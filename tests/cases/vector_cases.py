@@ -258,7 +258,7 @@ def random_constant(rng):
 
 
 def random_test(rng):
-    """What chooses."""
+    """A test that chooses between `then` and `otherwise`, or None."""
     kind = rng.random()
     if kind < 0.3:
         return None

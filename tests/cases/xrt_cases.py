@@ -41,7 +41,7 @@ class Callbacks(ctypes.Structure):
 
 
 class Card:
-    """What the library calls.
+    """A card, whose functions the library calls.
 
     Parameters
     ----------

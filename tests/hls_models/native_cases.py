@@ -53,7 +53,7 @@ def state(model):
 
 
 def outcome(run):
-    """What stopped a program."""
+    """Type and message of the error that stopped a program; None if it ran to its end."""
     try:
         run()
     except (CoreError, ValueError, IndexError) as error:

@@ -211,7 +211,7 @@ def test_follows_the_core():
 
 
 def test_packets_come_in_time():
-    """What a RECEIVE waits for is not in the program, so it does not count."""
+    """The packet that a RECEIVE waits for is not in the program, so the wait does not count."""
     spec = SequencerSpec(num_links=1)
     body = zeros(LINK)
     program = [

@@ -76,7 +76,7 @@ def many(number, act):
 
 
 def problems(caplog):
-    """What was logged but for what is said of a client that comes or goes."""
+    """Warnings and errors in the log; a client that comes or goes is neither."""
     return [each.getMessage() for each in caplog.records if each.levelno >= logging.WARNING]
 
 

@@ -304,7 +304,7 @@ def test_versions_and_missing_folders(copy, tmp_path):
     ],
 )
 def test_files_of_a_device_that_do_not_fit_together(copy, name, change, fault):
-    """What no damage gives, since digests tell: files that someone wrote."""
+    """Someone wrote these files: no damage gives such ones, since digests tell."""
     path = copy / "devices/0" / name
     path.write_bytes(change(path.read_bytes()))
     with pytest.raises(FileError) as error:

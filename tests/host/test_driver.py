@@ -297,7 +297,7 @@ def test_what_a_write_to_another_place_destroys_is_found(pipeline, what):
 
 
 def test_weights_are_not_read_through_a_bit_that_is_stuck(pipeline):
-    """What is read twice is alike, and only what was written before shows the fault."""
+    """Two reads are alike, and only what was written before shows the fault."""
     cores = [part.core for part in pipeline.parts]
     cluster = ModelledCluster(
         cores, [part.memory_bytes for part in pipeline.parts], pipeline.wiring
@@ -465,7 +465,7 @@ def test_devices_that_wait_for_ever(pipeline):
 
 
 def test_after_a_fault_the_devices_go_on_from_a_state(pipeline, registers):
-    """What a broken step left in links and memory changes nothing after the state is set."""
+    """The remains of a broken step in links and memory change nothing after the state is set."""
     backend, other = opened(pipeline), opened(pipeline)
     state = backend.state()
     backend.devices.drivers[1].memory.settle()  # it is damaged after the check

@@ -1,4 +1,4 @@
-"""What a terminal would obey does not reach it, whatever prints it."""
+"""Characters that a terminal would obey do not reach it, whatever prints them."""
 
 import io
 import json

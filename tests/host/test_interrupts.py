@@ -19,7 +19,7 @@ def receive():
 
 
 def said(body):
-    """What a program prints that is sent a signal; it has to end within a minute."""
+    """Lines of a program that is sent a signal; it has to end within a minute."""
     done = subprocess.run(
         [sys.executable, "-c", HEAD + textwrap.dedent(body)],
         capture_output=True, text=True, timeout=60, check=False,

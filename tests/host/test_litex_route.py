@@ -61,7 +61,7 @@ ecppack  --compress  fpgapipe.config --svf fpgapipe.svf --bit fpgapipe.bit
 
 @pytest.fixture
 def soc(tmp_path, monkeypatch):
-    """What soc.py leaves; gives a function that runs the script, and the folder of the tools."""
+    """Functions that write the files of soc.py and run the script, and the folder of the files."""
     here = tmp_path / "0-ulx3s-0"
     gateware = here / "build" / "gateware"
     gateware.mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""What the commands do, called from Python: one call, and a result that prints and is data."""
+"""Commands called from Python: one call, and a result that prints and is data."""
 
 import json
 from dataclasses import replace
@@ -28,7 +28,7 @@ def chain():
 
 
 def told(cli, *words):
-    """What a command prints, as text and as JSON."""
+    """Output of a command, as text and as JSON."""
     code, text, err = cli(*words)
     assert code == 0, err
     code, value, err = cli(*words, "--json")

@@ -1,4 +1,4 @@
-"""What ``fpgapipe new`` writes passes its own check; completion; how a build is made."""
+"""Files that ``fpgapipe new`` writes pass their own checks; completion; how a build is made."""
 
 import re
 import shlex
@@ -101,7 +101,7 @@ def test_without_a_build_the_whole_line_that_makes_one_is_said(command, cli):
 
 
 def completed(words, monkeypatch, capsys):
-    """What bash is offered for a line."""
+    """Completions that bash is offered for a line."""
     from fpgapipe.host.cli.main import main
 
     monkeypatch.setenv("_FPGAPIPE_COMPLETE", "bash_complete")

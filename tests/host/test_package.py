@@ -383,7 +383,7 @@ TOOLS = {
 END""",
     "g++": "touch libfpgapipe_xrt.so",
 }
-"""What stands for the tools of vendors: each leaves the files that they do."""
+"""Scripts in place of the tools of vendors: each leaves the files that its tool does."""
 
 
 @pytest.mark.parametrize("way", ["connect", "hook"])

@@ -67,7 +67,7 @@ def test_what_there_is_no_time_for_is_named():
 
 
 def test_a_normalisation_and_the_sum_behind_it_are_compared():
-    """What was added came between the two, so that they did not run together."""
+    """The value that was added came between the two, so that they did not run together."""
 
     def residual(batch):
         net = Network("residual", batch)

@@ -1,4 +1,4 @@
-"""What a long command says meanwhile, where its time went, and the texts of its options."""
+"""The progress of a long command, where its time went, and the texts of its options."""
 
 import json
 import logging

@@ -18,7 +18,7 @@ TEXTS = [
     *("nan", "-nan", "NaN", "inf", "-inf", "Infinity", "1e308", "-1e308", "1e400", "-1", "-1e-9"),
     *("0", "1.5", "1e3", "9" * 30, "-" + "9" * 30, "9" * 5000, "0x10", "", " ", "x", "1,000"),
 ]
-"""What every number option is tried with."""
+"""Texts that every number option is tried with."""
 
 
 def number_options():

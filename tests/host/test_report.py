@@ -69,7 +69,7 @@ def page(build):
 
 
 def words(page):
-    """What a reader sees, without elements."""
+    """Text of a page as a reader sees it, without elements."""
     return re.sub(r"\s+", " ", unescape(re.sub(r"<[^>]*>", " ", page)))
 
 

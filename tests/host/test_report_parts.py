@@ -1,4 +1,4 @@
-"""What the report is made of: causes, differences, charts, and colours that can be told apart."""
+"""Parts of the report: causes, differences, charts, and colours that can be told apart."""
 
 import itertools
 import json

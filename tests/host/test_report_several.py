@@ -1,4 +1,4 @@
-"""What a report opens with, and the page that compares several builds and runs."""
+"""The opening of a report, and the page that compares several builds and runs."""
 
 import json
 import re

@@ -323,7 +323,7 @@ def test_waves_that_cannot_be_recorded(folder, cli):
 
 
 def test_the_model_does_the_first_steps(folder, cli, monkeypatch):
-    """What follows begins with its very bytes; lines and summary say which was which."""
+    """The steps after them begin with its very bytes; lines and summary say which was which."""
 
     class Simulated(ModelBackend):
         name, simulation = "sim", "verilog"

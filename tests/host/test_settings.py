@@ -1,4 +1,4 @@
-"""What a training depends on: its learning rate of each step, defaults, and what is refused."""
+"""Settings of a training: its learning rate of each step, defaults, and what is refused."""
 
 import json
 import re

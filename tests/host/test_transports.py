@@ -68,7 +68,7 @@ WAYS = [
     pytest.param(simulated, "directly", marks=IN_RTL),
     pytest.param(simulated, "agent", marks=IN_RTL),
 ]
-"""What stands behind a transport, and the transport."""
+"""Function that makes the devices behind a transport, and the transport."""
 
 
 def opened(transport, pipeline, bases, rig):

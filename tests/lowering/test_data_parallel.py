@@ -34,7 +34,7 @@ WIRE = WireSpec(phy_bytes=16, bytes_per_cycle=Fraction(16), latency_cycles=128)
 
 
 def on_one(graph, inputs, labels, options=None, together=1):
-    """What a step leaves behind on one device that does all micro-batches, or some together."""
+    """All that a step leaves behind on one device that does all micro-batches, or some together."""
     options = options or StepOptions()
     count = len(labels) // (SAMPLES * together)
     program = build_step(

@@ -52,7 +52,7 @@ def batch_of(graph):
 
 
 def on_one_engine(graph, core=ONE_ENGINE):
-    """What a step leaves behind on one device, one task after the other."""
+    """All that a step leaves behind on one device, one task after the other."""
     program = build_step(graph, core, tasks=single_device(COUNT))
     memory = program.image(initial_parameters(graph, 0))
     program.set_batch(memory, *batch_of(graph))
@@ -72,7 +72,7 @@ def stores_late(ready):
 
 
 def ran(pipeline, order="any", programs=None):
-    """What a step leaves behind, and how many instructions of each device never began."""
+    """All that a step leaves behind, and how many instructions of each device never began."""
     choose = {"any": random.Random(3).choice, "stores late": stores_late}.get(order)
     memories = pipeline.images(initial_parameters(pipeline.graph, 0))
     pipeline.set_batch(memories, *batch_of(pipeline.graph))

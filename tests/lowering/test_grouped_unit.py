@@ -65,7 +65,7 @@ def packed(name, batch):
 @pytest.mark.parametrize("activations", [FP32, BF16], ids=str)
 @pytest.mark.parametrize("name", PACKED)
 def test_taps_that_share_a_block_have_the_channels_of_one_group(name, activations):
-    """What is read where it lies has other groups' channels between its pixels."""
+    """Operands that are read where they lie have other groups' channels between their pixels."""
     assert_step_is_that_of_pytorch(packed(name, 2), activations, near=4e-2, loss=1e-4)
 
 

@@ -70,7 +70,7 @@ def run(graph, stages, count, options, order="any", kind="1f1b-as"):
 
 
 def on_one_of(graph, inputs, labels, options, count):
-    """What a step of `count` micro-batches leaves behind on one device."""
+    """All that a step of `count` micro-batches leaves behind on one device."""
     return on_one(graph, inputs, labels, options, together=len(labels) // (2 * count))
 
 

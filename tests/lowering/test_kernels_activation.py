@@ -45,7 +45,7 @@ def test_bias_gradient(shape, element_format):
 
 
 def test_bias_gradient_of_many_positions():
-    """What a sum keeps on chip does not grow with the number of pieces."""
+    """The memory that a sum takes on chip does not grow with the number of pieces."""
     tensors = [Tensor("dy", (60_000, 64), BF16), Tensor("db", (64,))]
     kernel = bias_gradient("db", *tensors, Region(0, 90 << 10))
     assert len(kernel.pieces) == 235

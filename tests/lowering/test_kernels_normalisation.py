@@ -64,7 +64,7 @@ def train(shape, values, region=REGION, *, fused, element_format=FP32, **setting
 
 
 def reference(shape, values, *, fused, training=True, epsilon=1e-5, momentum=0.1, y=None):
-    """What PyTorch computes, in FP64; `y` decides which elements are above zero."""
+    """Results and gradients of PyTorch, in FP64; `y` decides which elements are above zero."""
     channels = shape[-1]
     module = torch.nn.BatchNorm1d(channels, eps=epsilon, momentum=momentum, dtype=torch.float64)
     module.weight.data = torch.tensor(values["gamma"], dtype=torch.float64)

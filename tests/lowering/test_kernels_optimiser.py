@@ -226,7 +226,7 @@ def test_bits_do_not_depend_on_the_region():
     ],
 )
 def test_passes_over_the_weights(settings, steps):
-    """What a step of SGD costs."""
+    """Each instruction of a step of SGD is a pass over the weights."""
     weights, gradient, velocity = (Tensor(name, (8192,)) for name in ("w", "g", "v"))
     kernel = sgd(
         "sgd", settings, weights, gradient, REGION, velocity=velocity if settings.momentum else None

@@ -68,7 +68,7 @@ def of_gru(sums, product, bias, before):
 
 
 def reference(cell, values, position, *, recurrent, bias, dhidden):
-    """What PyTorch computes in FP64."""
+    """Results and gradients of PyTorch, in FP64."""
     given = {name: torch.tensor(value, dtype=torch.float64) for name, value in values.items()}
     sums = given["sums"][position.at].clone().requires_grad_()
     product = given["recurrent"] if recurrent else torch.zeros_like(given["recurrent"])

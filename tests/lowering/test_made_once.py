@@ -59,7 +59,7 @@ def test_a_tensor_that_is_read_twice_or_written_in_place_has_one_address():
 
 @pytest.mark.parametrize("make", [drop, draw_factors, softmax, softmax_gradient])
 def test_random_numbers_are_those_of_the_layer_and_the_micro_batch(make):
-    """What a kernel skips is added to what its instructions skip, as addresses are."""
+    """Vectors that a kernel skips are added to those of its instructions, as addresses are."""
 
     def drawing(made, draw):
         names = ["x", "y"]

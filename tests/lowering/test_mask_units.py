@@ -85,7 +85,7 @@ def test_a_step_is_that_of_pytorch(network, activations):
 
 
 def test_a_padded_batch_trains_as_in_pytorch():
-    """What is padding has no label, and changes neither loss nor gradients."""
+    """Padding has no label, and changes neither loss nor gradients."""
     graph = attending(4)
     program = build_step(
         graph, CORE, options=StepOptions(activations=FP32, loss=Loss(ignores=True))

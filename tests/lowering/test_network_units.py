@@ -1,4 +1,4 @@
-"""What the core does not run: known at once, complete, and the same that lowering finds."""
+"""Refusals of layers and inputs: known at once, complete, and the same that lowering finds."""
 
 import json
 

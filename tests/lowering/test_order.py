@@ -62,7 +62,7 @@ def test_too_few_semaphores_are_an_error(many, monkeypatch):
 
 
 class Touched:
-    """What was touched last, of spans that are known beforehand."""
+    """A table of the last accesses to spans that are known beforehand."""
 
     def __init__(self, spans):
         begin, end = np.array(spans).T
@@ -103,7 +103,7 @@ def test_what_was_touched_across_buckets():
 
 
 def test_spans_beyond_those_of_a_table_are_looked_up():
-    """What is written may lie behind all that is read, and the other way round."""
+    """Spans that are written may lie behind all that are read, and the other way round."""
     near, far = np.array([64]), np.array([64, 1 << 30])
     table = hazards.new_table(2, np.array([0]), near, far)
     last = (1 << 30) - 64, 1 << 30

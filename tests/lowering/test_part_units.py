@@ -124,7 +124,7 @@ def test_zeros_of_rows_and_nothing_else(size, written, region, element_format):
 
 
 def test_zeros_begin_with_a_load():
-    """What is overwritten may be read by others: a kernel waits for them with its first load."""
+    """Overwritten values may be read by others: a kernel waits for them with its first load."""
     y, region = Tensor("y", (40,)), Region(0, 1 << 14)
     kernel = zero_rows("z", y, (1, 40), Rows(0, 40), region)
     first, *others = kernel.instructions({"y": 256})

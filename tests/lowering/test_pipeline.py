@@ -178,7 +178,7 @@ def test_without_a_semaphore_results_differ(producer, waiter, order):
 
 
 def test_a_program_that_waits_for_its_own_results_is_seen_to_stand_still():
-    """What a device sends before it waits for others must come before in the program."""
+    """The packets that a device sends before it waits for others must come first in the program."""
     graph = every_operator(SAMPLES)
     layers = cut(graph, 2)
     pipeline = build_pipeline(graph, [CORE] * 2, layers, make_schedule("gpipe", 2, COUNT))

@@ -110,7 +110,7 @@ def run(graph, num_stages, kind="1f1b-as", order="any", activations=FP32):
 
 @pytest.fixture(scope="module", params=[FP32, BF16], ids=lambda each: each.name)
 def on_one(request):
-    """What a step leaves behind on one device, with the format of activations."""
+    """All that a step leaves behind on one device, with the format of activations."""
     return run(heads(SAMPLES), 1, activations=request.param), request.param
 
 

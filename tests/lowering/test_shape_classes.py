@@ -135,7 +135,7 @@ def test_parameters_that_only_a_comparison_reads_stay_as_they_are():
 
 
 def order_of(which, rows):
-    """What `product_order` says about a product, in one piece or in many; the last one has 6."""
+    """Text of `product_order` about a product, in one piece or in many; the last one has 6."""
     core = CoreSpec(rows, 8, acc_depth=256, scratchpad=ScratchpadSpec(4, 1 << 16))
     conv = ConvSpec(70, 70, (3, 2), (2, 1), (1, 0, 1, 1), 4, 3, 2)
     formats = Formats(FP32, FP32, FP32)

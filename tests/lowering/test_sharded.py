@@ -319,7 +319,7 @@ def test_memory_map_is_data():
 
 
 def test_state_goes_into_other_devices():
-    """What one strategy has trained goes on with another one."""
+    """A state that one strategy has trained goes on with another one."""
     graph = small_network(SAMPLES)
     one, memories, _ = run(graph, 3, degrees_of(graph, 3, "cccccccccw"), 1)
     state = one.state(memories)
@@ -416,7 +416,7 @@ def test_hardware_equals_the_model(num_devices, letters, parts):
 
 @pytest.mark.parametrize("shape", [(6,), (8, 6), (SAMPLES, 8, 6)])
 def test_what_has_no_samples_is_not_cut_by_channels(shape):
-    """What is computed from a learned tensor alone has no axis of samples in front of channels."""
+    """A value computed from a learned tensor alone has no axis of samples in front of channels."""
     net = Network("scaled", SAMPLES)
     x = net.input("input", Tensor((SAMPLES, 8, 6)))
     scale = net.unary(net.add("scale", Constant(shape, trainable=True)), "exp")

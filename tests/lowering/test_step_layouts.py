@@ -384,7 +384,7 @@ def test_results_that_are_views_of_each_other():
 
 
 def test_rates_of_dropout_are_of_elements_not_of_places():
-    """What is dropped behind a flatten is told in the network's order."""
+    """The factors of a dropout behind a flatten are told in the network's order."""
     graph = network(dropouts)
     factors = drop_factors_of(graph, (5, 0))
     image, features, last = (factors[f"dropout{number}"] for number in (1, 2, 3))

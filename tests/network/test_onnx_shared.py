@@ -147,7 +147,7 @@ BATCH_NORMS = {
 
 @pytest.mark.parametrize("form", BATCH_NORMS)
 def test_batch_norm_whose_inputs_are_one_initializer(tmp_path, form):
-    """What is learned is apart from statistics, and mean from variance."""
+    """Learned parameters are apart from statistics, and mean from variance."""
     inputs, learned = BATCH_NORMS[form]
     nodes = [
         node("BatchNormalization", ["x", *inputs], ["a"], name="norm"),

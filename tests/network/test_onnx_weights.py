@@ -142,7 +142,7 @@ def test_running_statistics_are_written(tmp_path):
 
 
 def test_the_gates_are_in_onnx_order(tmp_path):
-    """What ONNX computes with the new weights is what it computes with those put in by hand."""
+    """ONNX computes the same with the new weights as with those put in by hand."""
     path = tmp_path / "before.onnx"
     MODELS["a GRU"](path)
     _, _, after = written(path)

@@ -85,7 +85,7 @@ def test_they_are_verified(imported):
 
 
 def test_a_step_leaves_the_modules_layout(imported, tmp_path):
-    """What a step leaves goes back into the module, and is what PyTorch's step leaves."""
+    """The weights that a step leaves go back into the module, and are those of PyTorch's step."""
     module, graph = imported
     options = StepOptions(activations=FP32)
     pipeline = build_pipeline(

@@ -111,7 +111,7 @@ def without_keys(s, x):
 
 
 def parts_of_results(s, x):
-    """What the network computes is overwritten in parts, and its views are read afterwards."""
+    """Computed values are overwritten in parts, and their views are read afterwards."""
     y = s.fc(x)
     left, right = y[:, :3], y[:, 3:]
     row = y[1]

@@ -35,7 +35,7 @@ class Small(nn.Module):
 
 
 def graph_of(momentum=0.1, epsilon=1e-5, padding=((1, 1), (1, 1)), act="relu"):
-    """What `Small` computes without its dropout, or something that differs a little."""
+    """The network `Small` without its dropout, or one that differs a little."""
     net = GraphBuilder("small", 2)
     x = net.input("x", Tensor((2, 3, 6, 6)))
     x = net.add("c", Conv(4, (3, 3), (1, 1), padding, (1, 1), bias=False), x)

@@ -232,7 +232,7 @@ def test_pytorch_csv_is_read_back(kind):
 
 
 def test_pytorch_csv_of_pytorch():
-    """What PyTorch's own 1F1B and zero-bubble schedules look like, idle cells included."""
+    """A text has the form of PyTorch's own 1F1B and zero-bubble schedules, idle cells included."""
     schedule = from_pytorch_csv("0F0,0F1,,,0B0,,0B1\n,1F0,1I0,1F1,1W0,1B1,\n")
     assert schedule.placement == (0, 1)
     assert str(schedule.lanes[1].kinds.tolist()) == "[0, 2, 0, 3, 1, 4]"

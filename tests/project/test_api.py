@@ -24,7 +24,7 @@ def test_name_is_that_of_its_module(name):
 
 
 def test_two_lists_are_one():
-    """What is offered, and what type checkers see and is imported."""
+    """The names that are offered are those that type checkers see and that are imported."""
     modules = {name: each for name, each in fpgapipe._modules().items() if name != "TYPE_CHECKING"}
     assert sorted(modules) == sorted(NAMES)
     assert all(each.startswith("fpgapipe.") for each in modules.values())

@@ -1,4 +1,4 @@
-"""What other packages offer: found by name, imported late, and refused in full sentences."""
+"""Offers of other packages: found by name, imported late, and refused in full sentences."""
 
 import dataclasses
 import importlib

@@ -137,7 +137,7 @@ def paths_of(component, folder):
 
 
 class Leaky(wiring.Component):
-    """What must not be: a bit of one input reaches an output, beside a bit that does not."""
+    """A component that must not be: one bit of an input reaches an output, the other does not."""
 
     def __init__(self):
         super().__init__({"i_valid": In(2), "i_ready": Out(1), "o_valid": Out(1)})

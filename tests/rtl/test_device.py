@@ -260,7 +260,7 @@ def with_nans(program):
 
 NARROW_FORMATS = Formats(BF16, BF16, BF16, BF16)
 SMALL = ConvSpec(cin=20, cout=9, kernel=(2, 2), h=4, w=3, batch=2)
-"""What the errors happen in."""
+"""Convolution in whose programs the errors happen."""
 
 
 @cache
@@ -307,7 +307,7 @@ def cases_of_two():
 
 @cache
 def cases_of_narrow():
-    """What is tried on a device of one engine and a narrow bus."""
+    """All that is tried on a device of one engine and a narrow bus."""
     cases = Cases(NARROW)
     small = layer(NARROW, "forward", 0, conv=SMALL, cut=Tiling(32, 1, 32), formats=NARROW_FORMATS)
     cases.good("small", small)

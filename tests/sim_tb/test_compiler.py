@@ -69,7 +69,7 @@ def tried(programs):
 
 
 def again():
-    """What another process finds."""
+    """Name of the compiler that another process finds."""
     compiler._found.cache_clear()
     compiler._works.cache_clear()
     return native_compiler().program

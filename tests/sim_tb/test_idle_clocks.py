@@ -64,7 +64,7 @@ def test_engines_that_rest_equal_engines_that_do_not(engines):
     ids=["inputs", "registers"],
 )
 def test_comparison_sees_engines_that_rest_wrongly(engines, text, other, monkeypatch):
-    """What wakes an engine, or keeps it awake, is left out."""
+    """The signal that wakes an engine, or the one that keeps it awake, is left out."""
 
     def faulty(*arguments, **options):
         found, number = re.subn(text, other, idle_clocks(*arguments, **options))

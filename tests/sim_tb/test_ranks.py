@@ -30,7 +30,7 @@ def library():
 
 
 class Threads:
-    """What a rank needs of MPI, for ranks that are threads of one process."""
+    """The part of MPI that a rank needs, for ranks that are threads of one process."""
 
     def __init__(self, rank, size, shared):
         self.rank, self.size, self._shared = rank, size, shared
@@ -109,7 +109,7 @@ def ranked(comm, library, owners, latency=80, **options):
 
 
 def alone(library, latency=80):
-    """What one process finds."""
+    """Results of a cluster in one process."""
     with Cluster(list(nodes_of(library, range(4)).values()), mesh(latency, **BAD_WIRE)) as one:
         return results(one)
 

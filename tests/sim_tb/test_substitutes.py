@@ -49,7 +49,7 @@ DRIVEN = (
     Driven("reader_driver", CHANCES, counted="read__valid"),
 )
 PACKED = (replace(ARRAY, module="array_driver"), Driven("accumulator_columns"))
-"""What is driven where cells are packed: the other blocks are the same."""
+"""Modules that are driven where cells are packed: the other blocks are the same."""
 
 PORTS = ScratchpadPorts(ScratchpadSpec(2, 512), 3, 3, frozenset({1}), frozenset({2}))
 FAULTS = ("-CFLAGS", "-DFPGAPIPE_FAULTS")
