@@ -322,7 +322,7 @@ def build(
 def _network_of(
     network: str | Load | None, source: Path | str | None, options: StepOptions
 ) -> Loader:
-    """What loads the network that is named, or that of a run."""
+    """Loader of the network that is named, or of that of a run."""
     if source is None:
         if network is None:
             raise UserError("name a network, or a run whose network is built for inference")

@@ -113,7 +113,7 @@ def _line(data: bytes) -> dict[str, Any] | None:
 
 
 def _told(line: Mapping[str, Any]) -> Any:
-    """What a line says of a validation, of a setting that changes, or of a step."""
+    """Entries of a line: those of a validation, of a setting that changes, or of a step."""
     return line.get("validation") or line.get("change") or line
 
 

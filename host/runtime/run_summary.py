@@ -1,4 +1,4 @@
-"""What comes of a run, as ``fpgapipe run --json`` prints it."""
+"""The summary of a run, as ``fpgapipe run --json`` prints it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What comes of a training."""
+"""The result of a training."""
 
 from __future__ import annotations
 

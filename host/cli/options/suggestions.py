@@ -1,4 +1,4 @@
-"""What is meant by words that other tools know and fpgapipe does not."""
+"""Suggestions for words that other tools know and fpgapipe does not."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ BACKENDS = {
         "simulated devices are --backend sim",
     ),
 }
-"""What to say of backends that have other names elsewhere."""
+"""Advice on backends, by the names that they have elsewhere."""
 
 
 def meant_command(word: str, names: Iterable[str]) -> str:
