@@ -1,4 +1,4 @@
-"""What is said of operators that have no translation: their nodes, and the likeliest others."""
+"""Messages about operators that have no translation: their nodes, and the likeliest others."""
 
 from __future__ import annotations
 
