@@ -219,7 +219,7 @@ class CostModel:
         return found if train else [_forward_only(cost) for cost in found]
 
     def _sizes_of(self, work: LayerWork, kept: _Kept, gradients: Container[str]) -> tuple[Any, ...]:
-        """What a layer costs of memory and links, on any core: the rest of `LayerCost`."""
+        """Costs of a layer in memory and links, on any core: the rest of `LayerCost`."""
         layer = work.layer
         output_bytes = self.formats.tensor_bytes(layer.output)
         state = self.formats.state_bytes
