@@ -150,7 +150,7 @@ def measure(
 
 
 def key_of(name: str, cluster: ClusterSpec, batch: int) -> dict[str, Any]:
-    """What tells a case from others."""
+    """Entries that tell a case from others."""
     return {
         "network": name,
         "devices": " ".join(device.name for device in cluster.devices),

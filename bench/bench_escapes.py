@@ -31,7 +31,7 @@ CLI = (sys.executable, "-m", "fpgapipe.host.cli.main")
 
 EVIL = "x\x1b]0;owned\x07\x1b[2J\x1b[1A\x9b31m\u202ey\x08\r"
 GOT_THROUGH = re.compile("\x1b]|\x07|\x1b\\[2J\x1b\\[1A|\x9b|\u202e|\x08|y\r(?!\n)")
-"""What none but the names has: the sequences of rich are colours, and moves of its own."""
+"""Sequences that only the names have: those of rich are colours, and moves of its own."""
 
 SEEN = re.compile(r"\\x1b\]0;owned|\\u001b\]0;owned|\\x1b\[2J|owned")
 

@@ -73,7 +73,7 @@ Adds = Callable[[Network, list[str]], str]
 
 @dataclass(frozen=True)
 class Unit:
-    """What is drawn of a unit: shapes of its inputs, without samples, and how it is added."""
+    """A unit that was drawn: shapes of its inputs, without samples, and how it is added."""
 
     shapes: tuple[tuple[int, ...], ...]
     add: Adds
