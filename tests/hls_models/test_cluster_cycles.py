@@ -10,6 +10,7 @@ from step_cases import every_operator
 from test_pipeline import CORE, batch_of, cut
 
 from fpgapipe.host.backends.simulator import SimulatorBackend
+from fpgapipe.host.runtime.measure import random_samples
 from fpgapipe.hw.hls_models.cycles.cluster_cycles import predict_cluster
 from fpgapipe.hw.hls_models.cycles.core_cycles import MemorySpec, predict
 from fpgapipe.hw.hls_models.cycles.link_cycles import PacketTimes, WireTiming
@@ -18,6 +19,7 @@ from fpgapipe.hw.hls_models.model.link_dma import packet
 from fpgapipe.lowering.lower import build_pipeline
 from fpgapipe.lowering.units.step_options import scalar_bits
 from fpgapipe.network.initial_values import initial_parameters
+from fpgapipe.network.load import load_network
 from fpgapipe.partition.schedule.schedule_kinds import make_schedule
 from fpgapipe.sim_tb.native.phy import WireSpec
 
@@ -84,6 +86,22 @@ def test_a_receiver_that_is_late_holds_up_the_sender():
     assert between(sends(1 << 13), [*wait, *receives(1 << 13, wait=(3,))]).devices[0].ends[0] < 1000
     # When it begins, it finds 16 frames, and the others come at the rate of the wire.
     assert found.devices[1].ends[4] - begins == pytest.approx(17 * 65 + 2 * 128, rel=0.2)
+
+
+@pytest.mark.parametrize("slots", [(2, 2, 2), (4, 4, 2), (16, 16, 4)])
+@pytest.mark.parametrize("frame_words", [2, 4, 16])
+def test_a_burst_may_be_longer_than_the_room_of_a_link(frame_words, slots):
+    """Words are taken as they come; a few frames of 4 words hold no burst of 16."""
+    link = replace(CORE.links[0], phy_bytes=4, frame_words=frame_words, slots=slots)
+    core = replace(CORE, links=(link,) * 2)
+    slow = [WireTiming(1, 50)]
+    cycles = [
+        predict_cluster([[*sends(size), END], [*receives(size), END]], [core] * 2, PAIR, wires=slow)
+        for size in (1024, 4096)
+    ]
+    few, many = (each.cycles for each in cycles)
+    # Beside its words, a frame takes a word of the wire's for its trailer.
+    assert 3072 < many - few < 3072 * (2 if frame_words > 2 else 4)
 
 
 def load(size_bytes):
@@ -229,3 +247,18 @@ def test_a_simulated_cluster(num_devices, kind, rate, latency):
     )
     assert found.cycles == pytest.approx(cycles, rel=0.01)
     assert np.isfinite(found.cycles)
+
+
+@pytest.mark.sim
+def test_simulated_links_with_room_for_less_than_a_burst():
+    """Links of slow lines have frames of 4 words and slots for 4; a burst of a bus has 16."""
+    graph = load_network("digits-cnn", 2)
+    link = replace(CORE.links[0], phy_bytes=4, frame_words=4, slots=(4, 4, 2))
+    cores = [replace(CORE, links=(link,) * 2)] * 2
+    pipeline = build_pipeline(graph, cores, cut(graph, 2), make_schedule("1f1b-as", 2, 2))
+    wires = [WireSpec(phy_bytes=4, bytes_per_cycle=Fraction(1))]
+    with SimulatorBackend(pipeline, initial_parameters(graph, 0), MemorySpec(), wires) as backend:
+        cycles = backend.cycles_of(*random_samples(pipeline), scalar_bits())
+    programs = [part.instructions for part in pipeline.parts]
+    found = predict_cluster(programs, cores, pipeline.wiring, wires=[WireTiming(1, 128)])
+    assert found.cycles == pytest.approx(cycles, rel=0.01)

@@ -422,7 +422,7 @@ class Tables:
                     chunks = _frames(words_of_packet(body), ends.chunk_words)
                     self._sends.append(chunks)
                 else:
-                    chunks = _bursts(body, run.core, ends)
+                    chunks = _bursts(body, run.core, ends, port.spec.slots[channel])
                     size = 1 + int(chunks["words"].sum())
                     chunks["frame"] += frames[channel]
                     frames[channel] += -(-size // ends.chunk_words)
@@ -491,13 +491,25 @@ def _frames(words: int, frame_words: int) -> NDArray[Any]:
     return chunks
 
 
-def _bursts(body: Mapping[str, Any], core: CoreSpec, link: EndCycles) -> NDArray[Any]:
-    """Return the bursts of a RECEIVE, with the frames that they need and those that they free."""
+def _bursts(body: Mapping[str, Any], core: CoreSpec, link: EndCycles, slots: int) -> NDArray[Any]:
+    """Return the bursts of a RECEIVE, with the frames that they need and those that they free.
+
+    Words are taken as they come. The model takes those of a burst together, so a burst that is
+    longer than the room for its words counts as several.
+    """
     longest = burst_words(core)
     # Only the place of the first word in a burst matters.
     names = ("row_bytes", "rows", "planes", "row_memory", "plane_memory")
     memory = body["memory"] % (longest * WORD_BYTES)
-    sizes = np.array(_sizes(longest, memory, *(body[name] for name in names)), np.int64)
+    bursts_words = _sizes(longest, memory, *(body[name] for name in names))
+    # A tag has come before, which may be the last of the first frame's words to be taken.
+    room = slots - 1 if link.cuts_through else (slots - 1) * link.chunk_words
+    if max(bursts_words, default=0) > room:
+        part = max(room // 2, 1)
+        cut = (range(0, each, part) for each in bursts_words)
+        pairs = zip(bursts_words, cut, strict=True)
+        bursts_words = [min(part, each - at) for each, begins in pairs for at in begins]
+    sizes = np.array(bursts_words, np.int64)
     chunks = np.zeros(len(sizes), RECEIVED)
     ends = 1 + sizes.cumsum()
     whole = ends // link.chunk_words
