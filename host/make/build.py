@@ -46,10 +46,11 @@ from fpgapipe.lowering.program.late_updates import late_options
 from fpgapipe.lowering.units.network_units import check_network
 from fpgapipe.lowering.units.step_options import StepOptions
 from fpgapipe.partition.cost.cores import RESOURCES, with_room
-from fpgapipe.partition.explore.explorer import Request
+from fpgapipe.partition.explore.explorer import Request, explore
 from fpgapipe.partition.explore.planned import one_link_each, with_larger_scratchpads
 from fpgapipe.partition.plan import Plan
 from fpgapipe.partition.pricing.best_plan import BestPlan, best_plan
+from fpgapipe.partition.pricing.climb import FASTEST
 from fpgapipe.partition.schedule.built_schedules import check_schedule_kind
 from fpgapipe.partition.schedule.schedule_kinds import make_schedule, tried_schedules
 from fpgapipe.partition.search.problem import PlanError
@@ -167,11 +168,14 @@ class Built(Result):
             array=(first.core.rows, first.core.cols),
             scratchpad_bytes=first.core.scratchpad.size_bytes,
         )
+        seconds = plan.predicted.minibatch_s
         try:
+            least = min(FASTEST, 1 / first.core.num_engines)  # of what formulas say
+            if explore(alone).best.steady_s * least >= seconds:
+                return None
             found = best_plan(alone, plan.network).plan.predicted
         except PlanError:
             return None
-        seconds = plan.predicted.minibatch_s
         if found.level != "machine" or found.minibatch_s >= seconds:
             return None
         return (

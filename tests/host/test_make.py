@@ -326,3 +326,18 @@ def test_ways_that_are_there_stay_when_the_user_ends_the_comparison(monkeypatch,
 def test_an_array_is_a_pair_of_whole_numbers(chain, array):
     with pytest.raises(UserError, match=r"^the array must be a pair of whole numbers, .*\(8, 8\)"):
         fpgapipe.plan("digits-cnn", chain, batch=8, array=array)
+
+
+@pytest.mark.parametrize("gbits", [0.1, 100])
+def test_a_build_says_if_one_device_is_faster(chain, tmp_path, monkeypatch, gbits):
+    """Over fast links formulas know that it is not, and its programs are not made."""
+    links = [replace(link, line_rate_bits_per_s=gbits * 1e9) for link in chain.spec.links]
+    slow = replace(chain.spec, links=tuple(links))
+    built = fpgapipe.build(
+        "digits-cnn", slow, tmp_path / "build", batch=8, array=(8, 8), strategy="data", verify=False
+    )
+    if gbits > 1:
+        monkeypatch.setattr(making, "best_plan", None)
+        assert built.hint is None
+    else:
+        assert "hint: one u280 with this core is predicted to be " in str(built)
