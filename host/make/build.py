@@ -21,7 +21,6 @@ from fpgapipe.host.make.networks import (
     Loader,
     frozen_loader,
     loader,
-    of_run,
     with_integers,
     with_parameters,
 )
@@ -40,6 +39,7 @@ from fpgapipe.host.runtime.program_check import Verification, verify_programs
 from fpgapipe.host.terminal.console import Table, count, scaled
 from fpgapipe.host.terminal.progress import Progress, silent
 from fpgapipe.host.terminal.result import Result
+from fpgapipe.host.weights.trained_run import open_run
 from fpgapipe.hw.hls_models.spec.device import ClusterSpec
 from fpgapipe.lowering.memory.sharing import Category
 from fpgapipe.lowering.program.late_updates import late_options
@@ -338,7 +338,7 @@ def _network_of(
             "--from makes builds for inference: take --mode infer, or begin with the weights of a "
             "checkpoint by --parameters"
         )
-    return loader(of_run(Path(source)))
+    return loader(open_run(Path(source)).evaluated)
 
 
 def check_training(options: StepOptions, schedule: str) -> None:

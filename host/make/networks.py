@@ -12,9 +12,7 @@ from typing import Any
 from fpgapipe.errors import UserError
 from fpgapipe.host.backends.calibration import calibrated
 from fpgapipe.host.data.data import load_data
-from fpgapipe.host.weights.parameters_file import shapes_of, with_weights
-from fpgapipe.host.weights.trained_run import open_run
-from fpgapipe.lowering.shards.rebatched import rebatched
+from fpgapipe.host.weights.parameters_file import with_weights
 from fpgapipe.network.graph import Graph, NetworkError
 from fpgapipe.network.load import load_network
 from fpgapipe.network.parameter_groups import freeze
@@ -149,36 +147,6 @@ def with_parameters(load: Load, file: str | None, batch: int) -> Load:
         return load
     whole = with_weights(Path(file), load(batch))
     return lambda count: replace(load(count), values=whole.values, state=whole.state, source=None)
-
-
-def of_run(folder: Path) -> Load:
-    """A function that gives the network of a run for inference, with the weights of the run.
-
-    Parameters
-    ----------
-    folder : Path
-        A build, or the folder of a run in it; the newest checkpoint is taken.
-
-    Raises
-    ------
-    UserError
-        If there is no such run, or no checkpoint.
-    """
-    run = open_run(folder)
-    graph = run.build.graph.evaluated
-    values = run.parameters
-
-    def load(samples: int) -> Graph:
-        try:
-            found = rebatched(graph, samples)
-        except NotImplementedError as error:
-            raise UserError(
-                f"{graph.name} was built for micro-batches of {graph.batch}: {error}"
-            ) from None
-        kept = {name: values[name] for name in shapes_of(found)}
-        return replace(found, values=kept, aliases=graph.aliases, state=graph.state, source=None)
-
-    return load
 
 
 def with_integers(load: Load, data: str | None, batch: int, percentile: float = 100.0) -> Load:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,10 +16,13 @@ from fpgapipe.host.runtime.runtime import build_digest
 from fpgapipe.host.terminal.outputs import how_to_build
 from fpgapipe.host.weights.parameters_file import shapes_of
 from fpgapipe.lowering.memory.memory_map import LASTING
+from fpgapipe.lowering.shards.rebatched import rebatched
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
+
+    from fpgapipe.network.graph import Graph
 
 
 @dataclass(frozen=True)
@@ -42,6 +45,24 @@ class TrainedRun:
     def parameters(self) -> dict[str, NDArray[np.float32]]:
         """Values of the network's parameters, in the layout of its source."""
         return {name: self.checkpoint.state[name] for name in shapes_of(self.build.graph)}
+
+    def evaluated(self, samples: int) -> Graph:
+        """The network for inference with the weights of the run, for a number of samples.
+
+        Raises
+        ------
+        UserError
+            If it is only known for the micro-batches of the build.
+        """
+        graph, values = self.build.graph.evaluated, self.parameters
+        try:
+            found = rebatched(graph, samples)
+        except NotImplementedError as error:
+            raise UserError(
+                f"{graph.name} was built for micro-batches of {graph.batch}: {error}"
+            ) from None
+        kept = {name: values[name] for name in shapes_of(found)}
+        return replace(found, values=kept, aliases=graph.aliases, state=graph.state, source=None)
 
     @property
     def num_batches(self) -> int:

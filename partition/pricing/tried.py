@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from fpgapipe.partition.plan import Plan, Prediction
 
 
-MOST_CORES = 3
+MOST_CORES = 2
 """Cores that short programs compare."""
 
 

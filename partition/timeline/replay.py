@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -101,7 +102,11 @@ class Replay:
         )
         self.simulations = 0
         self._columns = (*graph.end_of, *graph.start_of, graph.lag, graph.maker_lag, graph.wait_lag)
-        self._lists = [each.tolist() for each in self._columns]
+
+    @cached_property
+    def _lists(self) -> list[list[Any]]:
+        """The columns for plain Python, which reads lists in less time than arrays."""
+        return [each.tolist() for each in self._columns]
 
     def _task_seconds(self, durations: Floats) -> Floats:
         forward, input_gradient, weight_gradient = durations[:3]
