@@ -146,6 +146,7 @@ def test_short_programs_compare_the_cores_of_long_ones(monkeypatch):
     monkeypatch.setattr(search._Search, "_effort_s", lambda self, look: 512 / look.count)
     monkeypatch.setattr(search, "SHORT_S", inf)
     monkeypatch.setattr(tried, "NEAR_CORES", 1.5)
+    monkeypatch.setattr(tried, "MOST_CORES", 3)  # the best is the third by formulas
     monkeypatch.setenv("FPGAPIPE_ANSWERS", "0")
     assert best_plan(request, "digits").plan.predicted.samples_per_s == best
     monkeypatch.setattr(search._Search, "_by_cores", lambda self, looks: [])
