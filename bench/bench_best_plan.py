@@ -194,15 +194,16 @@ def main() -> None:
         kept = next((row for row in rows if key.items() <= row.items()), None)
         case = measure(name, cluster, given, None if given.anew else kept)
         print(
-            f"{name}, {key['devices']}: {case['ratio'] or 0:.4f} of the best of "
-            f"{case['combinations'] - case['refused']} combinations",
+            f"{name}, {key['devices']}: "
+            + (f"{case['ratio']:.4f} of the best" if case["ratio"] else "no program")
+            + f" of {case['combinations'] - case['refused']} combinations",
             file=sys.stderr,
             flush=True,
         )
         cases.append(case)
         rows = [row for row in rows if row is not kept] + [case]
         write_figure(given.output, "bench/bench_best_plan.py", NOTE, {"rows": rows})
-    least = min((case["ratio"] for case in cases if case["ratio"]), default=1.0)
+    least = min(case["ratio"] or 0.0 for case in cases)  # a case without programs meets nothing
     print(
         json.dumps({"least": LEAST, "met": least >= LEAST, "ratio": least, "all": cases}, indent=1)
     )

@@ -8,7 +8,7 @@ from run_cases import small_build
 
 import fpgapipe
 from fpgapipe.errors import UserError
-from fpgapipe.host.cli.options.changes import KINDS
+from fpgapipe.host.cli.options import changes
 from fpgapipe.host.make.run import CHANGEABLE
 from fpgapipe.host.runtime.run_log import read_log
 
@@ -34,7 +34,7 @@ def go_on(folder, **changes):
 
 
 def test_the_command_and_the_call_change_the_same_settings():
-    assert {name.replace("-", "_") for name in KINDS} == {*CHANGEABLE}
+    assert {name.replace("-", "_") for name in changes.CHANGEABLE} == {*CHANGEABLE}
 
 
 def test_steps_behind_a_change_have_the_new_setting(folder, capsys):

@@ -167,7 +167,7 @@ class Estimate:
 
 
 def test_programs_of_cores_order_all_micro_batches():
-    """Of two cores, the one that is faster with some micro-batches comes first with all."""
+    """The core that is faster with some micro-batches comes first with all."""
     request = asked(1)
     seconds, estimates = {}, []
     for cols, count in product((32, 64), (2, 4, 8)):

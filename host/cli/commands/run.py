@@ -13,7 +13,7 @@ from click.core import ParameterSource
 import fpgapipe
 from fpgapipe.errors import counted
 from fpgapipe.host.cli.options import ranges
-from fpgapipe.host.cli.options.changes import RATE_SCHEDULES, parse_changes
+from fpgapipe.host.cli.options.changes import parse_changes
 from fpgapipe.host.cli.options.names import Names
 from fpgapipe.host.cli.options.options import build_folder, command
 from fpgapipe.host.cli.options.shared import addresses_option, momentum_option, threads_option
@@ -120,7 +120,7 @@ SETTINGS = (
 )
 @click.option(
     "--rate-schedule",
-    type=click.Choice(RATE_SCHEDULES),
+    type=click.Choice(["constant", "cosine", "step"]),
     help="Course of the learning rate after its warm-up: constant, half a cosine down to 0 at the "
     "end, or multiplied by --rate-factor every --rate-every epochs [default: cosine with "
     "--epochs, else constant].",
@@ -242,7 +242,7 @@ def run(
         backend,
         validates=not no_validation,
         keeps_best=keep_best,
-        changes=parse_changes(change),
+        changes=parse_changes(change, click.get_current_context().command.params),
         progress=partial(progress, progress_kind),
         **given,
         **{name: value for name, value in options.items() if name not in SETTINGS},

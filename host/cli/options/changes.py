@@ -7,37 +7,32 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from fpgapipe.errors import UserError, nearest, shown
-from fpgapipe.host.cli.options import ranges
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-RATE_SCHEDULES = ("constant", "cosine", "step")
-
-KINDS: dict[str, click.ParamType] = {  # type: ignore[type-arg]
-    "clip-norm": ranges.NORM,
-    "data": click.STRING,
-    "epochs": ranges.EPOCHS,
-    "learning-rate": ranges.LEARNING_RATE,
-    "momentum": ranges.MOMENTUM,
-    "rate-every": ranges.EPOCHS,
-    "rate-factor": ranges.SHARE,
-    "rate-schedule": click.Choice(RATE_SCHEDULES),
-    "seed": ranges.SEED,
-    "warm-up": ranges.WARM_UP,
-    "weight-decay": ranges.WEIGHT_DECAY,
-}
-"""The settings and their values."""
+CHANGEABLE = (
+    *("clip-norm", "data", "epochs", "learning-rate", "momentum", "rate-every", "rate-factor"),
+    *("rate-schedule", "seed", "warm-up", "weight-decay"),
+)
+"""Options that may be changed."""
 
 
-def parse_changes(texts: Sequence[str]) -> dict[str, Any]:
-    """Settings by the names of `fpgapipe.run`.
+def parse_changes(texts: Sequence[str], options: Sequence[click.Parameter]) -> dict[str, Any]:
+    """Settings by the names of `fpgapipe.run`; a value is what it is as an option.
+
+    Parameters
+    ----------
+    texts : sequence of str
+    options : sequence of click.Parameter
+        Those of the command, the ones that may be changed among them.
 
     Raises
     ------
     UserError
         If a text is no setting with a value, or a setting occurs twice.
     """
+    types = {option.opts[0].removeprefix("--"): option.type for option in options}
     found: dict[str, Any] = {}
     for text in texts:
         name, equals, value = text.partition("=")
@@ -46,15 +41,16 @@ def parse_changes(texts: Sequence[str]) -> dict[str, Any]:
                 f"--change must be a setting, '=' and a value, such as learning-rate=0.001, not "
                 f"{shown(text)}"
             )
-        if name not in KINDS:
+        if name not in CHANGEABLE:
             raise UserError(
-                f"--change takes {', '.join(KINDS)}, not {shown(name)}{nearest(name, KINDS)}"
+                f"--change takes {', '.join(CHANGEABLE)}, not {shown(name)}"
+                f"{nearest(name, CHANGEABLE)}"
             )
         key = name.replace("-", "_")
         if key in found:
             raise UserError(f"--change names {name} twice")
         try:
-            found[key] = KINDS[name].convert(value, None, None)
+            found[key] = types[name].convert(value, None, None)
         except click.BadParameter as error:
             raise UserError(f"--change {name}: {error.message}") from None
     return found
