@@ -14,7 +14,7 @@ from fpgapipe.hw.hls_models.cycles.event_loop import follow_events
 from fpgapipe.hw.hls_models.cycles.run_tables import Run, Tables
 from fpgapipe.two_speeds import digest, has_compiler, machine_code
 
-COMPILED_FROM = 20_000
+COMPILED_FROM = 5_000
 """Number of instructions that a process simulates from which machine code is worth the time to load
 it, or to compile it once."""
 
