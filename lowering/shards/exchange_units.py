@@ -14,7 +14,7 @@ from fpgapipe.lowering.kernels.parts import Rows, copy_rows
 from fpgapipe.lowering.shards.collectives import Chain, all_gather, reduce_scatter
 from fpgapipe.lowering.shards.exchange import Exchange, Gather, Scatter, Take
 from fpgapipe.lowering.units.layouts import PLAIN, Layout, channels_last, with_channels_last
-from fpgapipe.lowering.units.registry import Surroundings, runs
+from fpgapipe.lowering.units.registry import runs_alone
 from fpgapipe.lowering.units.unit import Unit
 
 if TYPE_CHECKING:
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
     from fpgapipe.lowering.tiling.kernel import Tensor
     from fpgapipe.lowering.units.microbatch import MicroBatch
-    from fpgapipe.network.graph import Layer
 
 
 @dataclass(frozen=True)
@@ -134,6 +133,7 @@ class ExchangeUnit(Unit):
         return reduce_scatter(step, chain, pieces, coming)
 
 
+@runs_alone("gather")
 class GatherUnit(ExchangeUnit):
     """The whole of a value of which each device has a part."""
 
@@ -157,6 +157,7 @@ class GatherUnit(ExchangeUnit):
         step.give_gradient(self, self.inputs[0], dx)
 
 
+@runs_alone("take")
 class TakeUnit(ExchangeUnit):
     """The device's part of a value that all devices have."""
 
@@ -176,6 +177,7 @@ class TakeUnit(ExchangeUnit):
         step.give_gradient(self, self.inputs[0], dx)
 
 
+@runs_alone("scatter")
 class ScatterUnit(ExchangeUnit):
     """The device's channels of a sum over all devices, and a bias."""
 
@@ -208,6 +210,7 @@ class ScatterUnit(ExchangeUnit):
         step.give_gradient(self, self.inputs[0], dx)
 
 
+@runs_alone("sum-gradients")
 class SumGradientsUnit(ExchangeUnit):
     """A value that all devices have, of whose gradient each has a summand.
 
@@ -242,23 +245,3 @@ class SumGradientsUnit(ExchangeUnit):
         dx = step.tensor(f"{self.name}.dx", dy.shape, dy.format)
         self.gathered(step, f"{self.name}.sum", total, dx, Channel.ACTIVATIONS)
         step.give_gradient(self, self.inputs[0], dx)
-
-
-@runs("gather")
-def _gather(layer: Layer, around: Surroundings) -> Unit:
-    return GatherUnit((layer,))
-
-
-@runs("take")
-def _take(layer: Layer, around: Surroundings) -> Unit:
-    return TakeUnit((layer,))
-
-
-@runs("scatter")
-def _scatter(layer: Layer, around: Surroundings) -> Unit:
-    return ScatterUnit((layer,))
-
-
-@runs("sum-gradients")
-def _sum_gradients(layer: Layer, around: Surroundings) -> Unit:
-    return SumGradientsUnit((layer,))

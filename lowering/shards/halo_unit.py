@@ -13,15 +13,13 @@ from fpgapipe.lowering.shards.degrees import Range, common
 from fpgapipe.lowering.shards.exchange import Halo
 from fpgapipe.lowering.shards.exchange_units import ExchangeUnit
 from fpgapipe.lowering.units.layouts import Layout, channels_last
-from fpgapipe.lowering.units.registry import Surroundings, runs
+from fpgapipe.lowering.units.registry import runs_alone
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
     from fpgapipe.lowering.tiling.kernel import Tensor
     from fpgapipe.lowering.units.microbatch import MicroBatch
-    from fpgapipe.lowering.units.unit import Unit
-    from fpgapipe.network.graph import Layer
 
 
 @dataclass(frozen=True)
@@ -33,6 +31,7 @@ class _Segment:
     device: int
 
 
+@runs_alone("halo")
 class HaloUnit(ExchangeUnit):
     """The rows of an image that a device needs, of which its neighbours have some."""
 
@@ -165,8 +164,3 @@ class HaloUnit(ExchangeUnit):
                 self._move(step, (own, both), (dx, has), both)
             done = (min(done[0], rows[0]), max(done[1], rows[1])) if done[0] < done[1] else rows
         step.give_gradient(self, self.inputs[0], dx)
-
-
-@runs("halo")
-def _halo(layer: Layer, around: Surroundings) -> Unit:
-    return HaloUnit((layer,))

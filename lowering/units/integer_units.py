@@ -31,7 +31,7 @@ from fpgapipe.lowering.tiling.kernel import Tensor
 from fpgapipe.lowering.units.layers.conv_of_layer import conv_of
 from fpgapipe.lowering.units.layers.step_units import ProductUnit, matrix
 from fpgapipe.lowering.units.layouts import PLAIN, Layout, channels_last, with_channels_last
-from fpgapipe.lowering.units.registry import Surroundings, runs
+from fpgapipe.lowering.units.registry import Surroundings, runs, runs_alone
 from fpgapipe.lowering.units.rounded_weights import product_of_weight
 from fpgapipe.lowering.units.unit import Unit
 from fpgapipe.network import operators as ops
@@ -228,6 +228,7 @@ class WindowSumUnit(InferenceUnit):
         return y
 
 
+@runs_alone("centre")
 @dataclass(frozen=True)
 class CentreUnit(InferenceUnit):
     """Integers less their zero point."""
@@ -242,6 +243,7 @@ class CentreUnit(InferenceUnit):
         return y
 
 
+@runs_alone("quantise")
 @dataclass(frozen=True)
 class QuantiseUnit(InferenceUnit):
     """Quantising of real numbers."""
@@ -265,6 +267,7 @@ class QuantiseUnit(InferenceUnit):
         return y
 
 
+@runs_alone("dequantise")
 @dataclass(frozen=True)
 class DequantiseUnit(InferenceUnit):
     """Dequantising of integers, or of sums of their products."""
@@ -309,6 +312,7 @@ class DequantiseUnit(InferenceUnit):
         return y
 
 
+@runs_alone("integer_add")
 @dataclass(frozen=True)
 class IntegerAddUnit(InferenceUnit):
     """The sum of two tensors of integers with scales of their own."""
@@ -341,26 +345,6 @@ class IntegerAddUnit(InferenceUnit):
         step.add(int8.integer_add(self.name, a, b, y, self._operator.scales, self._constants,
                                   step.region))  # fmt: skip
         return y
-
-
-@runs("centre")
-def _centre(layer: Layer, around: Surroundings) -> Unit:
-    return CentreUnit((layer,))
-
-
-@runs("quantise")
-def _quantise(layer: Layer, around: Surroundings) -> Unit:
-    return QuantiseUnit((layer,))
-
-
-@runs("dequantise")
-def _dequantise(layer: Layer, around: Surroundings) -> Unit:
-    return DequantiseUnit((layer,))
-
-
-@runs("integer_add")
-def _integer_add(layer: Layer, around: Surroundings) -> Unit:
-    return IntegerAddUnit((layer,))
 
 
 @runs("window_sum")

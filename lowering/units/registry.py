@@ -1,13 +1,13 @@
 """The registry of units: which unit runs each operator, and which layers go into it.
 
-A module of units registers its makers with `runs`. Modules of other packages do so for their own
-operators (`fpgapipe.network.operators.others`).
+A module registers its units with `runs_alone`, or their makers with `runs`. Modules of other
+packages do so for their own operators (`fpgapipe.network.operators.others`).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from fpgapipe.lowering.units.unit import Unit
 from fpgapipe.network.operators.others import load_operators
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
     Maker = Callable[[Layer, "Surroundings"], Unit]
     Taker = Callable[[Layer, "Surroundings"], Unit | None]
+
+U = TypeVar("U", bound=Unit)
 
 _MAKERS: dict[str, Maker] = {}
 """Makers of units by the name of the operator that a unit begins with."""
@@ -93,6 +95,27 @@ def runs(*kinds: str) -> Callable[[Maker], Maker]:
                 raise ValueError(f"operator {kind!r} has a unit already")
             _MAKERS[kind] = maker
         return maker
+
+    return register
+
+
+def runs_alone(*kinds: str) -> Callable[[type[U]], type[U]]:
+    """Register the decorated class of units, whose layer runs alone, for some operators.
+
+    Parameters
+    ----------
+    *kinds : str
+        Names of the operators (`Operator.kind`).
+
+    Raises
+    ------
+    ValueError
+        If an operator has a maker already.
+    """
+
+    def register(unit: type[U]) -> type[U]:
+        runs(*kinds)(lambda layer, around: unit((layer,)))
+        return unit
 
     return register
 

@@ -10,7 +10,7 @@ from fpgapipe.lowering.kernels.images.axis_map import RowMap, map_rows
 from fpgapipe.lowering.units.gradient_parts import Axis
 from fpgapipe.lowering.units.layers.part_units import PartUnit
 from fpgapipe.lowering.units.layers.upsample_unit import UpsampleUnit
-from fpgapipe.lowering.units.registry import Surroundings, runs
+from fpgapipe.lowering.units.registry import Surroundings, runs, runs_alone
 from fpgapipe.network import operators as ops
 from fpgapipe.network.operators.axis_map import selection
 from fpgapipe.network.operators.tensors import normalise_axis
@@ -44,6 +44,7 @@ def maps_of(operator: ops.Operator, shape: tuple[int, ...]) -> list[tuple[int, R
     return found or [(0, RowMap(shape[0], selection(range(shape[0]))))]
 
 
+@runs_alone("axis_map", "pad")
 @dataclass(frozen=True)
 class MapUnit(PartUnit):
     """An operator that maps one axis, or several one after the other.
@@ -108,11 +109,6 @@ def _rows(tensor: Tensor, shape: tuple[int, ...], axis: int, *, last: bool) -> T
     """View a value of a shape in the network as rows along an axis."""
     found = Axis.of(shape, axis, last=last)
     return replace(tensor, shape=(found.rows, found.size, found.inner))
-
-
-@runs("axis_map", "pad")
-def _map(layer: Layer, around: Surroundings) -> Unit:
-    return MapUnit((layer,))
 
 
 @runs("upsample")

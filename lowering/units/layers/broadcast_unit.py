@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from fpgapipe.lowering.kernels.broadcast import broadcast, expand, sum_of_repeated
 from fpgapipe.lowering.kernels.pointwise import unary
 from fpgapipe.lowering.units.layouts import PLAIN, Layout, channels_last, with_channels_last
-from fpgapipe.lowering.units.registry import Surroundings, runs
+from fpgapipe.lowering.units.registry import runs_alone
 from fpgapipe.lowering.units.unit import Unit
 from fpgapipe.network import operators as ops
 
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
     from fpgapipe.lowering.tiling.kernel import Tensor
     from fpgapipe.lowering.units.microbatch import MicroBatch
-    from fpgapipe.network.graph import Layer
 
 
 @dataclass(frozen=True)
@@ -110,6 +109,7 @@ class BroadcastUnit(Unit):
             step.give_gradient(self, self.inputs[number], gradient)
 
 
+@runs_alone("expand")
 @dataclass(frozen=True)
 class ExpandUnit(Unit):
     """A tensor that is repeated along some axes."""
@@ -142,8 +142,3 @@ class ExpandUnit(Unit):
 def aligned(shape: Sequence[int], rank: int) -> tuple[int, ...]:
     """A shape with axes of one element in front, so that it has as many axes as another one."""
     return (*(1,) * (rank - len(shape)), *shape)
-
-
-@runs("expand")
-def _expand(layer: Layer, around: Surroundings) -> Unit:
-    return ExpandUnit((layer,))

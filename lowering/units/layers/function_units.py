@@ -28,7 +28,7 @@ from fpgapipe.lowering.tiling.channels import padded
 from fpgapipe.lowering.tiling.nest import largest_divisor
 from fpgapipe.lowering.units.layers.broadcast_unit import BroadcastUnit
 from fpgapipe.lowering.units.layouts import Layout, channels_last
-from fpgapipe.lowering.units.registry import Surroundings, runs
+from fpgapipe.lowering.units.registry import Surroundings, runs, runs_alone
 from fpgapipe.lowering.units.unit import Unit
 from fpgapipe.network import operators as ops
 
@@ -44,6 +44,7 @@ WIDTH = 512
 """Most columns of the matrix as which a value is seen that has one slope for all channels."""
 
 
+@runs_alone(*FUNCTIONS, *ELEMENTARY, "clamp", "power")
 @dataclass(frozen=True)
 class FunctionUnit(Unit):
     """A function of each element that is a short program; its gradient is one as well."""
@@ -161,6 +162,7 @@ class PairUnit(BinaryUnit):
             step.give_gradient(self, own, gradient)
 
 
+@runs_alone("prelu")
 @dataclass(frozen=True)
 class PreluUnit(Unit):
     """The parametric ReLU, whose slopes are learned."""
@@ -232,13 +234,3 @@ def _pair(layer: Layer, around: Surroundings) -> Unit:
         what = {"div": "quotients", "max": "maxima", "min": "minima"}[layer.op]
         raise NotImplementedError(f"{what} must be of two tensors of one shape, not {shapes}")
     return PairUnit((layer,))
-
-
-@runs(*FUNCTIONS, *ELEMENTARY, "clamp", "power")
-def _function(layer: Layer, around: Surroundings) -> Unit:
-    return FunctionUnit((layer,))
-
-
-@runs("prelu")
-def _prelu(layer: Layer, around: Surroundings) -> Unit:
-    return PreluUnit((layer,))

@@ -16,7 +16,7 @@ from fpgapipe.lowering.kernels.layer_norm import (
 from fpgapipe.lowering.kernels.long_norm import long_layer_norm, long_layer_norm_gradient
 from fpgapipe.lowering.tiling.kernel import Tensor
 from fpgapipe.lowering.units.layouts import PLAIN, Layout
-from fpgapipe.lowering.units.registry import Surroundings, runs
+from fpgapipe.lowering.units.registry import runs_alone
 from fpgapipe.lowering.units.unit import Unit
 from fpgapipe.network import operators as ops
 
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
     from fpgapipe.lowering.units.microbatch import MicroBatch
-    from fpgapipe.network.graph import Layer
 
 
+@runs_alone("layer_norm")
 @dataclass(frozen=True)
 class LayerNormUnit(Unit):
     """Normalisation over the last axes, with or without their mean, then a scale and a shift."""
@@ -130,8 +130,3 @@ class LayerNormUnit(Unit):
                     f"{self.name}.{role}", given, factor, total, step.region
                 )
                 step.add(kernel, is_weight=True)
-
-
-@runs("layer_norm")
-def _layer_norm(layer: Layer, around: Surroundings) -> Unit:
-    return LayerNormUnit((layer,))

@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING
 
 from fpgapipe.lowering.kernels.elements.masks import check_compared, compare, masked_fill
 from fpgapipe.lowering.units.layers.broadcast_unit import BroadcastUnit
-from fpgapipe.lowering.units.registry import Surroundings, runs
+from fpgapipe.lowering.units.registry import runs_alone
 from fpgapipe.lowering.units.unit import Unit
 from fpgapipe.network import operators as ops
 
 if TYPE_CHECKING:
     from fpgapipe.lowering.tiling.kernel import Tensor
     from fpgapipe.lowering.units.microbatch import MicroBatch
-    from fpgapipe.network.graph import Layer
 
 
+@runs_alone("compare")
 @dataclass(frozen=True)
 class CompareUnit(Unit):
     """One of two numbers, by a comparison of each element with a third one."""
@@ -54,6 +54,7 @@ class CompareUnit(Unit):
         """See `Unit`; there is no gradient to compute."""
 
 
+@runs_alone("masked_fill")
 @dataclass(frozen=True)
 class MaskedFillUnit(BroadcastUnit):
     """A tensor of which a mask hides elements; a factor in front of it is in the same kernel."""
@@ -95,13 +96,3 @@ class MaskedFillUnit(BroadcastUnit):
             masked_fill(name, dy, mask, dx, step.region, value=0, keeps=keeps, scale=self._scale)
         )
         step.give_gradient(self, self.inputs[0], dx)
-
-
-@runs("compare")
-def _compare(layer: Layer, around: Surroundings) -> Unit:
-    return CompareUnit((layer,))
-
-
-@runs("masked_fill")
-def _masked_fill(layer: Layer, around: Surroundings) -> Unit:
-    return MaskedFillUnit((layer,))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from fpgapipe.lowering.kernels.parts import Rows, copy_rows, zero_rows
 from fpgapipe.lowering.units.gradient_parts import Axis, Stretch
 from fpgapipe.lowering.units.layouts import PLAIN, Layout, channels_last, with_channels_last
-from fpgapipe.lowering.units.registry import Surroundings, runs
+from fpgapipe.lowering.units.registry import runs_alone
 from fpgapipe.lowering.units.unit import Unit
 from fpgapipe.network import operators as ops
 from fpgapipe.network.operators.tensors import normalise_axis
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
     from fpgapipe.lowering.tiling.kernel import Tensor
     from fpgapipe.lowering.units.microbatch import MicroBatch
-    from fpgapipe.network.graph import Layer
 
 
 @dataclass(frozen=True)
@@ -95,6 +94,7 @@ class PartUnit(Unit):
         return with_channels_last(shape) if last and len(shape) > 2 else shape
 
 
+@runs_alone("concat")
 @dataclass(frozen=True)
 class ConcatUnit(PartUnit):
     """A concatenation: each input is copied to its place in the result."""
@@ -139,6 +139,7 @@ class ConcatUnit(PartUnit):
             step.give_gradient(self, name, dx)
 
 
+@runs_alone("slice", "split")
 @dataclass(frozen=True)
 class SliceUnit(PartUnit):
     """A slice, or a piece of a split; backward, the elements outside it get zeros."""
@@ -190,13 +191,3 @@ class SliceUnit(PartUnit):
             step.add(copy_rows(name, dy, dx, each.size, each.part, each.whole, step.region))
         if alone:
             step.give_gradient(self, self.inputs[0], dx)
-
-
-@runs("concat")
-def _concat(layer: Layer, around: Surroundings) -> Unit:
-    return ConcatUnit((layer,))
-
-
-@runs("slice", "split")
-def _slice(layer: Layer, around: Surroundings) -> Unit:
-    return SliceUnit((layer,))

@@ -17,7 +17,7 @@ from fpgapipe.lowering.products.conv import ConvSpec
 from fpgapipe.lowering.units.layers.matrix_parts import Part, multiply_parts
 from fpgapipe.lowering.units.layers.transpose_unit import add_permutation
 from fpgapipe.lowering.units.layouts import PLAIN, Layout
-from fpgapipe.lowering.units.registry import Surroundings, runs
+from fpgapipe.lowering.units.registry import runs_alone
 from fpgapipe.lowering.units.rounded_weights import Repeats, product_of_weight
 from fpgapipe.lowering.units.unit import Unit
 from fpgapipe.network import operators as ops
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 
     from fpgapipe.lowering.tiling.kernel import Tensor
     from fpgapipe.lowering.units.microbatch import MicroBatch
-    from fpgapipe.network.graph import Layer
 
 CELLS = {ops.Lstm: LSTM, ops.Gru: GRU}
 """The cell of each operator."""
@@ -36,6 +35,7 @@ SUFFIXES = ("", "_reverse")
 """Suffixes of the parameters' roles, by direction."""
 
 
+@runs_alone("lstm", "gru")
 @dataclass(frozen=True)
 class RecurrentUnit(Unit):
     """One recurrent layer, with one direction or two.
@@ -425,8 +425,3 @@ class _Direction:
             )
             conv = self._of_states(positions)
             multiply_parts(step, f"{name}.weight_hh", conv, "weight", parts, is_weight=True)
-
-
-@runs("lstm", "gru")
-def _recurrent(layer: Layer, around: Surroundings) -> Unit:
-    return RecurrentUnit((layer,))

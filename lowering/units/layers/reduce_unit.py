@@ -11,7 +11,7 @@ from fpgapipe.lowering.kernels.broadcast import expand, sum_of_repeated
 from fpgapipe.lowering.kernels.elements.functions import affine
 from fpgapipe.lowering.units.layers.reduction_units import PoolUnit
 from fpgapipe.lowering.units.layouts import PLAIN, Layout, channels_last, with_channels_last
-from fpgapipe.lowering.units.registry import Surroundings, runs
+from fpgapipe.lowering.units.registry import Surroundings, runs, runs_alone
 from fpgapipe.lowering.units.unit import Unit
 from fpgapipe.network import operators as ops
 from fpgapipe.network.operators.tensors import normalise_axis
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from fpgapipe.network.graph import Layer
 
 
+@runs_alone("reduce_sum")
 @dataclass(frozen=True)
 class ReduceUnit(Unit):
     """A sum or a mean over some axes, in FP32; the gradient is repeated along these.
@@ -102,11 +103,6 @@ class ReduceUnit(Unit):
             dx = step.activation(f"{self.name}.dx", whole)
             step.add(expand(name, given, dx, step.region))
         step.give_gradient(self, self.inputs[0], dx)
-
-
-@runs("reduce_sum")
-def _sum(layer: Layer, around: Surroundings) -> Unit:
-    return ReduceUnit((layer,))
 
 
 @runs("reduce_mean")

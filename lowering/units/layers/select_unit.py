@@ -13,7 +13,7 @@ from fpgapipe.lowering.kernels.products import product_kernel
 from fpgapipe.lowering.tiling.kernel import Tensor
 from fpgapipe.lowering.units.layers.conv_of_layer import conv_of
 from fpgapipe.lowering.units.layouts import PLAIN, Layout
-from fpgapipe.lowering.units.registry import Surroundings, runs
+from fpgapipe.lowering.units.registry import runs_alone
 from fpgapipe.lowering.units.unit import Unit
 from fpgapipe.network import operators as ops
 
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 
     from fpgapipe.lowering.products.conv import Pass
     from fpgapipe.lowering.units.microbatch import MicroBatch
-    from fpgapipe.network.graph import Layer
 
 
+@runs_alone("select")
 @dataclass(frozen=True)
 class SelectUnit(Unit):
     """Entries of a tensor at fixed places: the product of rows with a single one and the tensor.
@@ -82,8 +82,3 @@ class SelectUnit(Unit):
         dx = step.activation(f"{self.name}.dx", self.in_shape)
         self._add(step, f"{self.name}.gradient", "weight", dy, rows, dx)
         step.give_gradient(self, self.inputs[0], dx)
-
-
-@runs("select")
-def _select(layer: Layer, around: Surroundings) -> Unit:
-    return SelectUnit((layer,))

@@ -14,7 +14,7 @@ from fpgapipe.lowering.units.late_gradients import add_late_gradient, is_late
 from fpgapipe.lowering.units.layers.broadcast_unit import BroadcastUnit
 from fpgapipe.lowering.units.layers.conv_of_layer import conv_of
 from fpgapipe.lowering.units.layouts import PLAIN, Layout, channels_last, with_channels_last
-from fpgapipe.lowering.units.registry import Surroundings, runs
+from fpgapipe.lowering.units.registry import Surroundings, runs, runs_alone
 from fpgapipe.lowering.units.rounded_weights import product_of_weight
 from fpgapipe.lowering.units.unit import Unit
 from fpgapipe.network import operators as ops
@@ -316,6 +316,7 @@ class ActivationUnit(Unit):
         step.give_gradient(self, self.inputs[0], dx)
 
 
+@runs_alone("flatten", "reshape")
 @dataclass(frozen=True)
 class ViewUnit(Unit):
     """The same elements with another shape: nothing moves, so the layout stays."""
@@ -368,11 +369,6 @@ def _sum(layer: Layer, around: Surroundings) -> Unit:
 @runs("relu", "leaky_relu")
 def _activation(layer: Layer, around: Surroundings) -> Unit:
     return ActivationUnit((layer,), slope_of(layer) or 0)
-
-
-@runs("flatten", "reshape")
-def _view(layer: Layer, around: Surroundings) -> Unit:
-    return ViewUnit((layer,))
 
 
 def _relu_behind(layer: Layer, around: Surroundings) -> tuple[Layer, ...]:
