@@ -43,6 +43,18 @@ def frame(spec: AuroraSpec | PinsSpec, num_words: int, rng: random.Random) -> It
         yield AuroraBeat(piece.ljust(spec.phy_bytes, b"\0"), last, keep)
 
 
+def faulty_frame(
+    spec: AuroraSpec | PinsSpec, index: int, num_words: int, rng: random.Random
+) -> list[AuroraBeat]:
+    """Beats of a frame as it is sent: of four frames, one lacks a beat and one does not end."""
+    beats = list(sent(spec, frame(spec, num_words, rng)))
+    if index % 4 == 1:
+        del beats[rng.randrange(len(beats))]
+    if index % 4 == 2:
+        beats[-1] = beats[-1]._replace(last=False)
+    return beats
+
+
 async def send_words(dut: Any, beats: list[AuroraBeat], rng: random.Random, rate: float) -> None:
     """Send beats into the port of the link."""
     for beat in beats:
@@ -136,14 +148,9 @@ async def beats_of_aurora_are_joined(dut: Any) -> None:
     """Frames arrive as they were sent; those cut or joined on the way have the model's marks."""
     spec = await started(dut)
     rng = random.Random(cocotb.RANDOM_SEED)
-    beats: list[AuroraBeat] = []
-    for index in range(40):
-        pieces = list(sent(spec, frame(spec, rng.randrange(4), rng)))
-        if index % 4 == 1:
-            del pieces[rng.randrange(len(pieces))]
-        if index % 4 == 2:
-            pieces[-1] = pieces[-1]._replace(last=False)
-        beats += pieces
+    beats = [
+        beat for index in range(40) for beat in faulty_frame(spec, index, rng.randrange(4), rng)
+    ]
     expected = list(received(spec, beats))
     dut.m_axis_tready.value = 1
     giver = cocotb.start_soon(give_received(dut, beats, rng))

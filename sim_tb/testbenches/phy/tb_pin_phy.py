@@ -11,7 +11,12 @@ from fpgapipe.hw.hls_models.model.aurora import AuroraBeat, received, sent
 from fpgapipe.hw.hls_models.spec.link_clock import TICK_CYCLES
 from fpgapipe.hw.hls_models.spec.pins import PinsSpec
 from fpgapipe.sim_tb.drivers.stream import parameters
-from fpgapipe.sim_tb.testbenches.phy.tb_aurora_bridge import frame, send_words, ticks_in
+from fpgapipe.sim_tb.testbenches.phy.tb_aurora_bridge import (
+    faulty_frame,
+    frame,
+    send_words,
+    ticks_in,
+)
 
 CLOCK_PS, WIRE_PS = 20_000, 39_900
 """Periods: a core at 50 MHz, and the clock of another board, a quarter of a percent faster."""
@@ -87,14 +92,9 @@ async def bytes_of_the_pins_are_joined(dut: Any) -> None:
     """Frames arrive as they were sent; those cut or joined on the way have the model's marks."""
     spec = await started(dut)
     rng = random.Random(cocotb.RANDOM_SEED)
-    pieces: list[AuroraBeat] = []
-    for index in range(30):
-        more = list(sent(spec, frame(spec, rng.randrange(3), rng)))
-        if index % 4 == 1:
-            del more[rng.randrange(len(more))]
-        if index % 4 == 2:
-            more[-1] = more[-1]._replace(last=False)
-        pieces += more
+    pieces = [
+        beat for index in range(30) for beat in faulty_frame(spec, index, rng.randrange(3), rng)
+    ]
     expected = list(received(spec, pieces))
 
     async def give() -> None:
