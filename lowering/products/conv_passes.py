@@ -68,7 +68,87 @@ def products(
     return [WeightGradient(conv, core, formats, own_window=own_window)]
 
 
-class _Forward(Product[PositionTile, Range]):
+class _Positions(Product[PositionTile, Range]):
+    """A pass whose rows are positions, at each of which a window of the `source` is read.
+
+    Attributes
+    ----------
+    source : Image
+        The tensor that is read.
+    vertical, horizontal : Taps
+        The taps of the window.
+    packed : bool
+        Whether a block has the channels of several taps.
+    """
+
+    source: Image
+    vertical: Taps
+    horizontal: Taps
+    packed: bool
+
+    def vectors(self, row: PositionTile) -> int:
+        return row.size
+
+    def array_tiles(self, column: Range) -> int:
+        return ceil_div(column[1] - column[0], self.core.cols)
+
+    def depth(self, part: Range) -> int:
+        vertical, horizontal = self.vertical.count, self.horizontal.count
+        channels = part[1] - part[0]
+        if self.packed:
+            return vertical * tiles_of(horizontal * channels, self.core.rows)
+        return vertical * horizontal * tiles_of(channels, self.core.rows)
+
+    def streamed(self, row: PositionTile, part: Range) -> Tile:
+        rows = self.vertical.reach(row.y, self.source.h)
+        columns = self.horizontal.reach(row.x, self.source.w)
+        return self.source.tile(row.n, rows, columns, part)
+
+    def streamed_pattern(self, row: PositionTile, array_tiles: int, part: Range) -> OperandPattern:
+        source, vertical, horizontal = self.source, self.vertical, self.horizontal
+        tile = self.streamed(row, part)
+        low_y, _ = vertical.reach(row.y, source.h)
+        low_x, _ = horizontal.reach(row.x, source.w)
+        pixel, line, image = tile.pitches
+        depth = part[1] - part[0]
+        y = row.y[0] * vertical.step + vertical.origin
+        x = row.x[0] * horizontal.step + horizontal.origin
+        size = horizontal.count * depth if self.packed else depth
+        across = (
+            Loop()
+            if self.packed
+            else Loop(horizontal.count, horizontal.tap_step * pixel, u=horizontal.tap_step * depth)
+        )
+        down = Loop(vertical.count, vertical.tap_step * line, y=vertical.tap_step)
+        images, rows, columns = row.shape
+        return OperandPattern(
+            base=tile.shift + (y - low_y) * line + (x - low_x) * pixel,
+            outer=LoopNest((Loop(array_tiles),)),
+            tap=_taps_of_blocks(
+                Loop(ceil_div(size, BLOCK), BLOCK * source.format.element_bytes, u=BLOCK),
+                across,
+                down,
+                packed=self.packed,
+            ),
+            pos=LoopNest(
+                (
+                    Loop(columns, horizontal.step * pixel, u=horizontal.step * depth),
+                    Loop(rows, vertical.step * line, y=vertical.step),
+                    Loop(images, image),
+                )
+            ),
+            y=y,
+            u=x * depth,
+            y_limit=source.h,
+            u_limit=source.w * depth,
+            lanes_last=tail(size),
+            fp32=source.format is FP32,
+            subs=BLOCK // self.core.rows,
+            subs_last=subs_last(size, self.core.rows),
+        )
+
+
+class _Forward(_Positions):
     """The forward pass: rows are positions of the output, columns are output channels."""
 
     def __init__(self, conv: ConvSpec, core: CoreSpec, formats: Formats) -> None:
@@ -91,18 +171,6 @@ class _Forward(Product[PositionTile, Range]):
             return [(0, self.conv.cin)]
         return _slices(self.conv.cin, self.conv.taps, tiling)
 
-    def vectors(self, row: PositionTile) -> int:
-        return row.size
-
-    def array_tiles(self, column: Range) -> int:
-        return ceil_div(column[1] - column[0], self.core.cols)
-
-    def depth(self, part: Range) -> int:
-        return _depth(self.vertical, self.horizontal, part, self.core, self.packed)
-
-    def streamed(self, row: PositionTile, part: Range) -> Tile:
-        return _window(self.source, self.vertical, self.horizontal, row, part)
-
     def stationary(self, column: Range, part: Range) -> Tile:
         (c0, c1), (s0, s1) = column, part
         conv, element = self.conv, self.formats.w.element_bytes
@@ -119,12 +187,6 @@ class _Forward(Product[PositionTile, Range]):
         return _result(
             "y", conv.oh, conv.ow, conv.y_channels, self.formats.y, row, (1, 0), (1, 0), column
         )
-
-    def streamed_pattern(self, row: PositionTile, array_tiles: int, part: Range) -> OperandPattern:
-        return _windows(
-            self.streamed(row, part), self.source, self.vertical, self.horizontal, row, part,
-            self.core, array_tiles, self.packed,
-        )  # fmt: skip
 
     def stationary_pattern(self, column: Range, part: Range) -> OperandPattern:
         conv, core, formats = self.conv, self.core, self.formats
@@ -155,7 +217,7 @@ class _Forward(Product[PositionTile, Range]):
         return _positions_result(self.result(row, column), self.formats.y, row, column, self.core)
 
 
-class _InputGradient(Product[PositionTile, Range]):
+class _InputGradient(_Positions):
     """Input gradient of every `stride`-th position from `phase` on; columns are input channels."""
 
     def __init__(
@@ -167,6 +229,7 @@ class _InputGradient(Product[PositionTile, Range]):
         self.conv = conv
         self.formats = formats
         self.phase = phase
+        self.packed = False
         self.source = Image("dy", conv.oh, conv.ow, conv.y_channels, formats.y)
         self.vertical, self.horizontal = (_phase_taps(conv, axis, phase[axis]) for axis in (0, 1))
 
@@ -184,18 +247,6 @@ class _InputGradient(Product[PositionTile, Range]):
     def slices(self, tiling: Tiling) -> list[Range]:
         return _slices(self.conv.cout, self.vertical.count * self.horizontal.count, tiling)
 
-    def vectors(self, row: PositionTile) -> int:
-        return row.size
-
-    def array_tiles(self, column: Range) -> int:
-        return ceil_div(column[1] - column[0], self.core.cols)
-
-    def depth(self, part: Range) -> int:
-        return _depth(self.vertical, self.horizontal, part, self.core, packed=False)
-
-    def streamed(self, row: PositionTile, part: Range) -> Tile:
-        return _window(self.source, self.vertical, self.horizontal, row, part)
-
     def stationary(self, column: Range, part: Range) -> Tile:
         (c0, c1), (s0, s1) = column, part
         conv, element = self.conv, self.formats.w.element_bytes
@@ -212,12 +263,6 @@ class _InputGradient(Product[PositionTile, Range]):
         return _result(
             "dx", conv.h, conv.w, conv.x_channels, self.formats.x, row,
             (conv.stride[0], phase[0]), (conv.stride[1], phase[1]), column,
-        )  # fmt: skip
-
-    def streamed_pattern(self, row: PositionTile, array_tiles: int, part: Range) -> OperandPattern:
-        return _windows(
-            self.streamed(row, part), self.source, self.vertical, self.horizontal, row, part,
-            self.core, array_tiles, packed=False,
         )  # fmt: skip
 
     def stationary_pattern(self, column: Range, part: Range) -> OperandPattern:
@@ -296,78 +341,6 @@ def _phase_taps(conv: ConvSpec, axis: int, phase: int) -> Taps:
     every = taps[1] - taps[0] if len(taps) > 1 else 1
     origin = (phase + pad - taps[0] * dilation) // stride
     return Taps(1, -(every * dilation // stride), origin, len(taps), taps[0], every)
-
-
-def _window(
-    source: Image, vertical: Taps, horizontal: Taps, spatial_tile: PositionTile, channels: Range
-) -> Tile:
-    """Tile of the source that a block of positions reads, for some channels."""
-    rows, columns = (
-        vertical.reach(spatial_tile.y, source.h),
-        horizontal.reach(spatial_tile.x, source.w),
-    )
-    return source.tile(spatial_tile.n, rows, columns, channels)
-
-
-def _depth(vertical: Taps, horizontal: Taps, part: Range, core: CoreSpec, packed: bool) -> int:
-    """Number of array tiles that are added up for a piece of the channels."""
-    depth = part[1] - part[0]
-    if packed:
-        return vertical.count * tiles_of(horizontal.count * depth, core.rows)
-    return vertical.count * horizontal.count * tiles_of(depth, core.rows)
-
-
-def _windows(
-    tile: Tile,
-    source: Image,
-    vertical: Taps,
-    horizontal: Taps,
-    spatial_tile: PositionTile,
-    channels: Range,
-    core: CoreSpec,
-    n: int,
-    packed: bool,
-) -> OperandPattern:
-    """Pattern that streams the positions of a sliding window from the tile of `_window`."""
-    low_y, _ = vertical.reach(spatial_tile.y, source.h)
-    low_x, _ = horizontal.reach(spatial_tile.x, source.w)
-    pixel, row, image = tile.pitches
-    depth = channels[1] - channels[0]
-    y = spatial_tile.y[0] * vertical.step + vertical.origin
-    x = spatial_tile.x[0] * horizontal.step + horizontal.origin
-    size = horizontal.count * depth if packed else depth
-    across = (
-        Loop()
-        if packed
-        else Loop(horizontal.count, horizontal.tap_step * pixel, u=horizontal.tap_step * depth)
-    )
-    down = Loop(vertical.count, vertical.tap_step * row, y=vertical.tap_step)
-    images, rows, columns = spatial_tile.shape
-    return OperandPattern(
-        base=tile.shift + (y - low_y) * row + (x - low_x) * pixel,
-        outer=LoopNest((Loop(n),)),
-        tap=_taps_of_blocks(
-            Loop(ceil_div(size, BLOCK), BLOCK * source.format.element_bytes, u=BLOCK),
-            across,
-            down,
-            packed=packed,
-        ),
-        pos=LoopNest(
-            (
-                Loop(columns, horizontal.step * pixel, u=horizontal.step * depth),
-                Loop(rows, vertical.step * row, y=vertical.step),
-                Loop(images, image),
-            )
-        ),
-        y=y,
-        u=x * depth,
-        y_limit=source.h,
-        u_limit=source.w * depth,
-        lanes_last=tail(size),
-        fp32=source.format is FP32,
-        subs=BLOCK // core.rows,
-        subs_last=subs_last(size, core.rows),
-    )
 
 
 def _result(
