@@ -36,6 +36,9 @@ ONE_STAGE = "1f1b-as"
 MAX_BYTES = 64 * 2**20
 """Largest plan file that is read, bytes."""
 
+PROFILE_PLAN = "fpgapipe-profile-plan"
+"""Format of a file of stages that were planned from measured times, which is no `Plan`."""
+
 
 def above_one(degrees: Mapping[str, Degrees]) -> dict[str, dict[Axis, int]]:
     """Degrees of the layers that are cut, those above 1."""

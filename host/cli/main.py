@@ -55,6 +55,7 @@ COMMANDS = {
     "oracle": "Foretell time, memory and limits of parallel strategies over numbers of devices.",
     "plan": "Search schedules, micro-batch sizes, array shapes and cuts for the fastest that fits.",
     "predict": "Say the classes of samples, with probabilities and names of files.",
+    "profile": "Measure in PyTorch how long the parts of NETWORK take on this machine.",
     "report": "Write a page about the build in DIR: plan, resources, cycles, training.",
     "ring": "Train several models in a ring: each device keeps its part of the samples, models "
     "travel.",

@@ -15,19 +15,19 @@ __all__ = [
     "Answers", "BoardList", "BoardSheet", "BroughtUp", "Build", "Built", "Checkpoint",
     "Checkpoints", "ClusterSheet", "ClusterSpec", "Compared", "CoreSpec", "Covered", "Dataset",
     "DeviceSpec", "ElementFormat", "Exploration", "Explored", "Exported", "Generated", "Graph",
-    "GraphBuilder", "Layers", "LinkEngineSpec", "Loss", "Measurement", "MemorySpec", "ModelBackend",
-    "PipelineProgram", "Plan", "Planned", "PlannedDegrees", "PlannedProfile", "Predictions", "Ran",
-    "Reached", "Request", "Ring", "RunOptions", "RunSummary", "Samples", "Schedule",
-    "ScratchpadSpec", "Settings", "SimulatorBackend", "StepOptions", "StepResult", "Timetable",
-    "TorchBackend", "UserError", "VectorSpec", "Verified", "WireSpec", "__version__", "as_plan",
-    "bringup", "build", "build_pipeline", "chain_of", "check_schedule", "checkpoints", "compare",
-    "coverage", "describe_board", "describe_cluster", "explore", "explore_board",
-    "explore_smallest", "explore_target", "export", "generate", "initial_parameters", "inspect",
-    "list_boards", "load_board", "load_cluster", "load_data", "load_network", "make_schedule",
-    "measure_build", "one_link_each", "open_backend", "open_build", "oracle", "plan", "plan_board",
-    "plan_profile", "predict", "read_checkpoint", "read_schedule", "report", "ring", "run",
-    "run_build", "scalar_bits", "schedule", "verify", "write_build", "write_package",
-    "write_report",
+    "GraphBuilder", "Layers", "LinkEngineSpec", "Loss", "Measurement", "MemorySpec",
+    "ModelBackend", "PipelineProgram", "Plan", "PlanRan", "Planned", "PlannedDegrees",
+    "PlannedProfile", "Predictions", "Profiled", "Ran", "Reached", "Request", "Ring", "RunOptions",
+    "RunSummary", "Samples", "Schedule", "ScratchpadSpec", "Settings", "SimulatorBackend",
+    "StepOptions", "StepResult", "Timetable", "TorchBackend", "UserError", "VectorSpec",
+    "Verified", "WireSpec", "__version__", "as_plan", "bringup", "build", "build_pipeline",
+    "chain_of", "check_schedule", "checkpoints", "compare", "coverage", "describe_board",
+    "describe_cluster", "explore", "explore_board", "explore_smallest", "explore_target", "export",
+    "generate", "initial_parameters", "inspect", "list_boards", "load_board", "load_cluster",
+    "load_data", "load_network", "make_schedule", "measure_build", "one_link_each", "open_backend",
+    "open_build", "oracle", "plan", "plan_board", "plan_profile", "predict", "profile",
+    "read_checkpoint", "read_schedule", "report", "ring", "run", "run_build", "run_plan",
+    "scalar_bits", "schedule", "verify", "write_build", "write_package", "write_report",
 ]  # fmt: skip
 
 if TYPE_CHECKING:  # type checkers learn here what each name is
@@ -76,6 +76,8 @@ if TYPE_CHECKING:  # type checkers learn here what each name is
     from fpgapipe.host.runtime.run_summary import RunSummary
     from fpgapipe.host.runtime.runtime import RunOptions, open_backend, run_build
     from fpgapipe.host.runtime.settings import Settings
+    from fpgapipe.host.torch_pipeline.profile import Profiled, profile
+    from fpgapipe.host.torch_pipeline.run_plan import PlanRan, run_plan
     from fpgapipe.host.weights.export import Exported, export
     from fpgapipe.hw.hls_models.cycles.core_cycles import MemorySpec
     from fpgapipe.hw.hls_models.numerics.element_format import ElementFormat

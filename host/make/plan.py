@@ -38,7 +38,7 @@ from fpgapipe.network.load import load_file
 from fpgapipe.partition.explore.explorer import Request
 from fpgapipe.partition.explore.measured import plan_profile as cut_profile
 from fpgapipe.partition.explore.sharing import Way, fastest_sharing, ways_told
-from fpgapipe.partition.plan import Plan
+from fpgapipe.partition.plan import PROFILE_PLAN, Plan
 from fpgapipe.partition.pricing.best_plan import BestPlan, why_not_built
 from fpgapipe.partition.pricing.cycle_account import CycleAccount
 from fpgapipe.partition.pricing.machine import explain_plan
@@ -305,6 +305,10 @@ class PlannedProfile(Result):
     network : str
     devices : int
     schedule : str
+    micro_batches : int
+        Micro-batches of a mini-batch.
+    samples : int or None
+        Samples of a micro-batch, if the profile has them.
     found : Partition
     """
 
@@ -313,11 +317,20 @@ class PlannedProfile(Result):
     network: str
     devices: int
     schedule: str
+    micro_batches: int
+    samples: int | None
     found: Partition
 
     def to_dict(self) -> dict[str, Any]:
-        """The stages and their times."""
-        return {"network": self.network, "schedule": self.schedule, **self.found.to_dict()}
+        """The stages and their times, as `run_plan` reads them from a file, too."""
+        return {
+            "format": PROFILE_PLAN,
+            "network": self.network,
+            "schedule": self.schedule,
+            "micro_batches": self.micro_batches,
+            "samples": self.samples,
+            **self.found.to_dict(),
+        }
 
     def shown(self) -> Iterator[Table | str]:
         """The stages and their times."""
@@ -564,14 +577,15 @@ def plan_profile(
         raise UserError("--profile needs --bandwidth in bytes/s, or --straight")
     kind = "pipedream" if schedule == "auto" else schedule
     graph = load_file(Path(profile))
+    micro_batches = micro_batches or 4 * devices
     found = cut_profile(
         graph,
         devices,
         bytes_per_s=bytes_per_s or 0.0,
         straight=straight,
         objective=Objective(objective or "bottleneck"),
-        num_microbatches=micro_batches or 4 * devices,
+        num_microbatches=micro_batches,
         schedule=kind,
         order=order,
     )
-    return PlannedProfile(graph.name, devices, kind, found)
+    return PlannedProfile(graph.name, devices, kind, micro_batches, graph.batch, found)

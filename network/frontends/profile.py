@@ -19,6 +19,9 @@ CSV_COLUMNS = (
     "output_bytes",
     "weight_bytes",
 )
+SAMPLES = "samples"
+"""Optional column: samples of the micro-batch that was measured."""
+
 _GRAPH_KEYS = (
     "forward_compute_time",
     "backward_compute_time",
@@ -33,6 +36,8 @@ _STAGE = re.compile(r"stage_id=\d+", re.ASCII)
 
 def read_csv_profile(path: Path, batch: int | None = None) -> Graph:
     """Read a CSV with the columns of `CSV_COLUMNS`, in any order; the layers form a chain.
+
+    There may be one more column, `SAMPLES`, with the same number in all rows.
 
     Raises
     ------
@@ -49,7 +54,7 @@ def read_csv_profile(path: Path, batch: int | None = None) -> Graph:
         if column not in header:
             faults.add(1, f"column {column!r} is missing")
     for column in header:
-        if column and column not in CSV_COLUMNS:
+        if column and column not in (*CSV_COLUMNS, SAMPLES):
             faults.add(1, f"unknown column {column!r}{nearest(column, CSV_COLUMNS)}")
         if column and header.count(column) > 1:
             faults.add(1, f"column {column!r} is there twice")
@@ -59,9 +64,10 @@ def read_csv_profile(path: Path, batch: int | None = None) -> Graph:
         faults.add(1, f"column {header.index('') + 1} has no name")
     faults.raise_if_any()
 
-    builder = GraphBuilder(path.stem, None)
+    builder: GraphBuilder | None = None
     previous: tuple[str, ...] = ()
     seen: dict[str, int] = {}
+    samples: int | None = None
     for line, cells in rows[1:]:
         if len(cells) < len(header) or any(cells[len(header) :]):
             faults.add(line, f"the row has {len(cells)} columns, not {len(header)}")
@@ -74,13 +80,20 @@ def read_csv_profile(path: Path, batch: int | None = None) -> Graph:
             )
             continue
         seen[name] = line
+        if SAMPLES in row:
+            own = faults.integer(line, SAMPLES, row[SAMPLES], least=1)
+            if samples not in (None, own):
+                faults.add(line, f"{SAMPLES} is {own}, and {samples} in the row before")
+            samples = own
+        builder = builder or GraphBuilder(path.stem, samples)
         seconds = [faults.quantity(line, key, row[key], "seconds") for key in CSV_COLUMNS[1:4]]
         size_bytes = [faults.integer(line, key, row[key], least=0) for key in CSV_COLUMNS[4:]]
         operator = Measured(seconds[0], seconds[1], seconds[2], size_bytes[0], size_bytes[1], name)
         previous = (builder.add(name, operator, *previous),)
-    if not seen:
+    if builder is None:
         faults.add(None, "the table has no layers")
     faults.raise_if_any()
+    assert builder is not None
     return builder.build()
 
 

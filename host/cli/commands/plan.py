@@ -143,13 +143,14 @@ def _plan_profile(
         raise fpgapipe.UserError(
             "--profile has its own times: leave out the network, board and cluster"
         )
-    for name in ("array", "output", "html", "svg", "trace"):
+    for name in ("array", "html", "svg", "trace"):
         if options[name] is not None:
             raise fpgapipe.UserError(f"--{name} does not go with --profile, which has no boards")
     if options["cells"] != Form.PLAIN:
         raise fpgapipe.UserError("--cells does not go with --profile, which has no boards")
     if options["explain"]:
         raise fpgapipe.UserError("--explain does not go with --profile, which has no programs")
+    check_outputs({"--output": options["output"]}, (profile, options["from_csv"]))
     found = fpgapipe.plan_profile(
         profile,
         options["devices"],
@@ -157,6 +158,8 @@ def _plan_profile(
         straight=options["straight"],
         **_shared(options),
     )
+    if options["output"]:
+        write_output(options["output"], json.dumps(found.to_dict(), indent=2) + "\n")
     show(found, as_json=as_json)
 
 

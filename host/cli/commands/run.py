@@ -1,4 +1,7 @@
-"""``fpgapipe run``: trains or infers on a build, in simulation, model or PyTorch."""
+"""``fpgapipe run``: trains or infers on a build, in simulation, model or PyTorch.
+
+Of a file of a plan, it trains the stages in processes of PyTorch.
+"""
 
 from __future__ import annotations
 
@@ -30,6 +33,12 @@ SETTINGS = (
     "patience",
 )
 """Options that are taken from an earlier run where none are given."""
+
+OF_PLANS = (
+    *("folder", "backend", "network", "samples", "processes", "steps", "data", "learning_rate"),
+    *("momentum", "seed", "device", "threads", "check", "progress_kind", "as_json"),
+)
+"""Options that go with a file of a plan."""
 
 
 @command("run", example="fpgapipe run out/digits-cnn --backend model --steps 2")
@@ -187,6 +196,17 @@ SETTINGS = (
 )
 @threads_option
 @click.option(
+    "--processes",
+    type=ranges.DEVICES,
+    help="For a file of a plan: processes, of which the plan must have as many.",
+)
+@click.option("--network", help="For a file of a plan: the network, if it has another name there.")
+@click.option(
+    "--samples",
+    type=ranges.SAMPLES,
+    help="For a file of a plan: samples of a micro-batch, if the plan does not say.",
+)
+@click.option(
     "--simulate",
     type=click.Choice(["fast", "verilog", "verified"]),
     help="Blocks that are simulated in C++: all that have a model, none, or both it and the "
@@ -228,13 +248,24 @@ def run(
     as_json: bool,
     keep_best: bool,
     change: tuple[str, ...],
+    processes: int | None,
+    network: str | None,
+    samples: int | None,
     **options: Any,
 ) -> int:
     """Train on the build in DIR, or run its inference, and keep what comes of it in DIR/run.
 
     The same samples in the same order leave the same weights, bit for bit, in simulated devices and
     in their model, however many there are. Ctrl-C writes a checkpoint.
+
+    DIR may be a file that 'plan -o' has written: --backend torch trains it in processes of PyTorch,
+    one for each stage, and keeps nothing.
     """
+    if folder.endswith(".json"):
+        return _run_plan(folder)
+    for name, value in (("processes", processes), ("network", network), ("samples", samples)):
+        if value is not None:
+            raise fpgapipe.UserError(f"--{name} is for files of plans, which end in .json")
     check_folder_there(Path(folder))
     given = given_settings(options)
     found = fpgapipe.run(
@@ -269,3 +300,37 @@ def given_settings(options: dict[str, Any]) -> dict[str, Any]:
     """The settings that the command line says, without those that have their defaults."""
     source = click.get_current_context().get_parameter_source
     return {name: options[name] for name in SETTINGS if source(name) is not ParameterSource.DEFAULT}
+
+
+def _run_plan(path: str) -> int:
+    """Train as a file of a plan says."""
+    context = click.get_current_context()
+    options = context.params
+    for name in options:
+        is_default = context.get_parameter_source(name) is ParameterSource.DEFAULT
+        if name not in OF_PLANS and not is_default:
+            said = next(each.opts[-1] for each in context.command.params if each.name == name)
+            raise fpgapipe.UserError(f"{said} does not go with a file of a plan, {path}")
+    if options["backend"] != "torch":
+        raise fpgapipe.UserError(
+            f"{path} is a plan: 'fpgapipe run {path} --backend torch' trains it in processes of "
+            "PyTorch; 'fpgapipe build' makes programs and hardware, and 'run' of its folder runs "
+            "them"
+        )
+    if options["check"] not in ("none", "auto", "torch"):
+        raise fpgapipe.UserError("a plan is checked by PyTorch in one process: --check torch")
+    source = context.get_parameter_source
+    names = ("network", "samples", "processes", "seed", "device", "threads")
+    also = [
+        name
+        for name in ("steps", "data", "learning_rate", "momentum")
+        if source(name) is not ParameterSource.DEFAULT
+    ]
+    found = fpgapipe.run_plan(
+        path,
+        checks=options["check"] != "none",
+        progress=partial(progress, options["progress_kind"]),
+        **{name: options[name] for name in (*names, *also)},
+    )
+    show(found, as_json=options["as_json"])
+    return 0 if found.is_right else 1

@@ -1,0 +1,1 @@
+"""Networks on clusters of GPUs or processors in PyTorch: times of layers, and pipelines."""
