@@ -160,6 +160,13 @@ def _images(folder: Path) -> None:
     (folder / "data/3/a.png").unlink()
 
 
+def _labels(folder: Path) -> None:
+    import numpy as np
+
+    (folder / "data").mkdir()
+    np.save(folder / "data/labels.npy", np.zeros(10, np.int64))
+
+
 def _external(folder: Path) -> None:
     import onnx
     from onnx import TensorProto, helper
@@ -247,6 +254,9 @@ KINDS = (
     Kind("data .npz", "run {build} --backend model --data {}", "odd.npz"),
     Kind("data .txt", "run {build} --backend model --data {}", "odd.txt"),
     Kind("data folder", "run {build} --backend model --data {}", "odd"),
+    Kind("data .npy", "run {build} --backend model --data {}", "odd.npy"),
+    Kind("array of data", "run {build} --backend model --data {home}/data", "data/images.npy",
+         prepare=_labels),
     Kind("class of images", "run {build} --backend model --data {home}/data", "data/10",
          prepare=_images, optional=True),
     Kind("image", "run {build} --backend model --data {home}/data", "data/3/a.png",

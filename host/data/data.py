@@ -1,7 +1,8 @@
-"""Loads samples: the digits set, files of numpy arrays, folders of images, random ones.
+"""Loads samples: the digits set, numpy arrays, folders of images, random ones.
 
-All samples are read into memory, in the shape of the network's input. Their order in training
-depends only on a seed and on the number of the epoch.
+Samples have the shape of the network's input. Arrays in a folder and folders of many images stay in
+their files, and are read while they are used. The order of samples in training depends only on a
+seed and on the number of the epoch.
 """
 
 from __future__ import annotations
@@ -15,7 +16,9 @@ import numpy as np
 
 from fpgapipe.errors import FileError, UserError, nearest
 from fpgapipe.files import is_folder
+from fpgapipe.host.data.data_arrays import read_arrays
 from fpgapipe.host.data.data_tokens import is_text, read_characters
+from fpgapipe.host.data.npy_folder import is_npy_folder
 from fpgapipe.host.data.samples import TRAINING_PART, Dataset, Samples, Wanted, shape_text
 from fpgapipe.network.losses import CROSS_ENTROPY, Loss
 from fpgapipe.optional import require
@@ -27,6 +30,8 @@ if TYPE_CHECKING:
 
 SOURCES = ("digits", "random")
 """Names of samples that are not read from a file."""
+
+FILES = "a .npz or .txt file, or a folder of .npy files or of images by class"
 
 NUM_DIGITS = 1437
 """Number of shuffled digits, the first ones, that are for training; the other 360 validate."""
@@ -64,9 +69,14 @@ def load_data(name: str, graph: Graph, loss: Loss = CROSS_ENTROPY) -> Dataset:
         ``FILE.txt``: a text in UTF-8 for a network that predicts the token behind each. A
         character's token is its number in Unicode. The last fifth is for validation.
 
-        ``FOLDER``: a folder with one folder of images for each class. Classes are numbered in the
-        order of the folders' names, or of their numbers if all names are numbers. A folder with
-        `train` and `val` has such folders in either. Values are divided by 255.
+        ``FOLDER`` of arrays: files ``images.npy``, ``labels.npy`` and so on, the arrays of a
+        ``.npz`` file. They are read while they are used, so they may be larger than the memory.
+
+        ``FOLDER`` of images: a folder with one folder of images for each class. Classes are
+        numbered in the order of the folders' names, or of their numbers if all names are numbers.
+        A folder with `train` and `val` has such folders in either. Images of another size are
+        resized to cover the network's input and cropped to their middle; values are divided by
+        255. Images that take more than 512 MiB as FP32 are read while they are used.
     graph : Graph
         Network that the samples must fit.
     loss : Loss
@@ -87,10 +97,8 @@ def load_data(name: str, graph: Graph, loss: Loss = CROSS_ENTROPY) -> Dataset:
     """
     wanted = Wanted.of(graph, loss)
     path = Path(name)
-    if path.suffix.lower() == ".npz" and not is_folder(path):
-        from fpgapipe.host.data.data_npz import read_npz
-
-        return read_npz(path, wanted)
+    if is_npy_folder(path) or (path.suffix.lower() == ".npz" and not is_folder(path)):
+        return read_arrays(path, wanted)
     for each in wanted.labels:
         if not each.loss.has_classes:
             raise UserError(
@@ -121,11 +129,13 @@ def _with_classes(name: str, path: Path, wanted: Wanted) -> Dataset:
         return read_folder(path, wanted)
     if is_text(name):
         return read_characters(path, wanted)
+    if path.suffix.lower() == ".npy":
+        raise FileError(name, ["is one array; name the folder that has it and its labels.npy"])
     if os.path.lexists(path):
-        raise FileError(name, ["data must be a .npz or .txt file, or a folder of images by class"])
+        raise FileError(name, [f"data must be {FILES}"])
     raise UserError(
         f"no data {name!r}{nearest(name, SOURCES)} (there are {', '.join(SOURCES)}; else it must "
-        "be a .npz or .txt file, or a folder of images by class)"
+        f"be {FILES})"
     )
 
 
@@ -160,7 +170,7 @@ def _random(wanted: Wanted) -> Dataset:
     The labels follow from the first input if there are several.
     """
     rng = np.random.default_rng(0)
-    wanted.check_size(Path("random"), "random samples", NUM_RANDOM)
+    wanted.check_size(Path("random"), "random samples", NUM_RANDOM, "name data of your own")
     parts = []
     for number, each in enumerate(wanted.inputs):
         single = replace(wanted, shape=each.shape, indices=each.indices, several=())
@@ -174,7 +184,9 @@ def _random(wanted: Wanted) -> Dataset:
             parts.append((_random_images if each.indices is None else _random_tokens)(single, rng))
     samples = replace(parts[0], others=tuple(each.images for each in parts[1:]))
     if wanted.outputs:
-        samples = replace(samples, of_outputs=_random_labels(wanted, samples.labels, rng))
+        samples = replace(
+            samples, of_outputs=_random_labels(wanted, np.asarray(samples.labels), rng)
+        )
     first = round(NUM_RANDOM * TRAINING_PART)
     return Dataset(samples.some(slice(first)), samples.some(slice(first, None)))
 

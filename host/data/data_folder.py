@@ -1,24 +1,36 @@
-"""Reads samples from folders of images, with one folder for each class."""
+"""Reads samples from folders of images, with one folder for each class.
+
+Images that do not fit the network's input are resized and cropped. Many of them stay in their
+files, and are read by several threads while they are used.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import struct
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from functools import cached_property
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
 from fpgapipe.errors import FileError
-from fpgapipe.files import is_folder, list_folder, open_file
+from fpgapipe.files import is_folder, list_folder, open_file, read_bytes
+from fpgapipe.host.data.rows import Rows
 from fpgapipe.host.data.samples import Dataset, Samples, Wanted, shape_text, split
+from fpgapipe.hw.hls_models.native.native_library import num_threads
 from fpgapipe.optional import require
+from fpgapipe.stopwatch import phase
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
     from numpy.typing import NDArray
+
+Answer = TypeVar("Answer")
 
 SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".ppm", ".pgm", ".webp"})
 """Suffixes of image files; other files in the folder of a class are ignored."""
@@ -32,6 +44,15 @@ not in this list start other programs: EPS runs Ghostscript.
 
 MAX_BYTES = 256 << 20
 """Most bytes of an image file; a larger one is not opened."""
+
+MAX_PIXELS = 1 << 26
+"""Most pixels of an image; a larger one is not decoded."""
+
+MOST_JOBS = 1024
+"""Most files that wait for a thread at a time."""
+
+HELD_BYTES = 1 << 29
+"""Most bytes of all images, as FP32, that are read once into memory."""
 
 MODES = {1: "L", 3: "RGB"}
 """Pillow's name of the pixel format for each number of channels."""
@@ -62,16 +83,18 @@ def read_folder(path: Path, wanted: Wanted) -> Dataset:
         samples = _samples(path, classes, classes, wanted)
         if len(samples.labels) < 2:
             raise FileError(path, ["must have at least 2 images, not 1"])
-        return replace(split(samples), classes=tuple(classes))
+        return _held(replace(split(samples), classes=tuple(classes)))
     classes = _classes(train, _folders(train), wanted)
     others = [each.name for each in _folders(held_out)]
     unknown = sorted(set(others) - set(classes))
     if unknown:
         raise FileError(held_out, [f"has classes that {train} has not: {', '.join(unknown[:5])}"])
-    return Dataset(
-        _samples(train, classes, classes, wanted),
-        _samples(held_out, [name for name in classes if name in others], classes, wanted),
-        classes=tuple(classes),
+    return _held(
+        Dataset(
+            _samples(train, classes, classes, wanted),
+            _samples(held_out, [name for name in classes if name in others], classes, wanted),
+            classes=tuple(classes),
+        )
     )
 
 
@@ -89,7 +112,9 @@ def read_images(path: Path, wanted: Wanted) -> Samples:
         As for `read_folder`.
     """
     _check_wanted(path, wanted)
-    return _read(path, _images_in(path), [0] * len(_images_in(path)), wanted)
+    names = [each.name for each in _images_in(path)]
+    samples = _of_files(path, names, [0] * len(names), wanted)
+    return samples.in_memory() if 4 * samples.images.size <= HELD_BYTES else samples
 
 
 def classes_in(path: Path) -> tuple[str, ...]:
@@ -149,21 +174,21 @@ def _classes(path: Path, folders: Sequence[Path], wanted: Wanted) -> list[str]:
 
 
 def _samples(path: Path, folders: Sequence[str], classes: Sequence[str], wanted: Wanted) -> Samples:
-    """Read all images in the folders of some classes."""
-    files: list[Path] = []
+    """All images in the folders of some classes; their files are not read yet."""
+    names: list[str] = []
     labels: list[int] = []
     for name in folders:
-        own = _images_in(path / name)
+        own = [f"{name}/{each.name}" for each in _images_in(path / name)]
         if not own:
             raise FileError(
                 path / name,
                 [f"must have at least one image ({', '.join(sorted(SUFFIXES))}); it has none"],
             )
-        files += own
+        names += own
         labels += [classes.index(name)] * len(own)
-    if not files:
+    if not names:
         raise FileError(path, ["must have a folder of images for each class; it has no folder"])
-    return _read(path, files, labels, wanted)
+    return _of_files(path, names, labels, wanted)
 
 
 def _images_in(path: Path) -> list[Path]:
@@ -175,41 +200,134 @@ def _images_in(path: Path) -> list[Path]:
     ]
 
 
-def _read(path: Path, files: Sequence[Path], labels: Sequence[int], wanted: Wanted) -> Samples:
-    """Read images, with their names below a folder."""
-    wanted.check_size(path, "the images in it", len(files))
-    images = np.empty((len(files), *wanted.shape), np.float32)
-    for number, file in enumerate(files):
-        images[number] = _image(file, wanted)
-    names = np.array([each.relative_to(path).as_posix() for each in files], np.str_)
-    return Samples(images, np.array(labels, np.int64), names=names)
+def _of_files(path: Path, names: Sequence[str], labels: Sequence[int], wanted: Wanted) -> Samples:
+    """Samples of image files, of which the names below a folder are given."""
+    kept = np.array(names, np.str_)
+    images = Rows.of(ImageFiles(path, kept, wanted))
+    return Samples(images, np.array(labels, np.int64), names=kept)
 
 
-def _image(path: Path, wanted: Wanted) -> NDArray[np.float32]:
-    """Read an image; until its size is known to be right, only the header is read."""
-    from PIL import Image, UnidentifiedImageError
+def _held(data: Dataset) -> Dataset:
+    """The same samples in memory, if they are few; the note says what is done to images."""
+    images = [each.images for each in (data.train, data.validation)]
+    sources = [each.source for each in images if isinstance(each, Rows)]
+    files = [each for each in dict.fromkeys(sources) if isinstance(each, ImageFiles)]
+    width, height = files[0].size
+    if 4 * sum(each.size for each in images) > HELD_BYTES:
+        note = f"images of other sizes than {width}x{height} are resized, and cropped to the middle"
+        return replace(data, note=_and(data.note, f"{note}, while they are read in training"))
+    data = replace(data, train=data.train.in_memory(), validation=data.validation.in_memory())
+    if not (count := sum(each.num_resized for each in files)):
+        return data
+    note = f"{count:,} of {sum(map(len, images)):,} images were resized to cover {width}x{height}"
+    return replace(data, note=_and(data.note, f"{note}, and cropped to their middle"))
+
+
+def _and(one: str, other: str) -> str:
+    return f"{one}; {other}" if one else other
+
+
+class ImageFiles:
+    """Source of images in files, see `fpgapipe.host.data.rows.Source`.
+
+    Parameters
+    ----------
+    path : Path
+        Folder.
+    names : str array, shape (images,)
+        Names of the files below it.
+    wanted : Wanted
+        Samples that the network takes.
+    workers : int, optional
+        Threads that read; by default as many as there are processors.
+
+    Attributes
+    ----------
+    size : tuple of int
+        Width and height of the network's input.
+    num_resized : int
+        Images that were resized so far, each as often as it was read.
+    """
+
+    def __init__(
+        self, path: Path, names: NDArray[np.str_], wanted: Wanted, workers: int | None = None
+    ) -> None:
+        self._path, self._names, self._wanted = path, names, wanted
+        self._workers = workers or num_threads()
+        self.shape, self.dtype = (len(names), *wanted.shape), np.dtype(np.float32)
+        self.bounds = 0, 0
+        self.size = wanted.shape[2], wanted.shape[1]
+        self.num_resized = 0
+        # Pillow warns of files that are odd and can be read; a filter of each thread there is not.
+        warnings.filterwarnings("ignore", module=r"PIL\.")
+
+    def read(self, numbers: NDArray[np.int64]) -> NDArray[np.float32]:
+        """See `Source`."""
+        images = np.empty((len(numbers), *self._wanted.shape), np.float32)
+
+        def fill(at: int) -> bool:
+            images[at], was_resized = _image(self._file(int(numbers[at])), self._wanted)
+            return was_resized
+
+        self.num_resized += sum(self._all(fill, len(numbers)))
+        return images
+
+    def digest(self) -> bytes:
+        """See `Source`."""
+        return self._digest
+
+    @cached_property
+    def _digest(self) -> bytes:
+        """Digest of the contents of all files; whether they can be decoded is not seen here."""
+
+        def one(number: int) -> bytes:
+            return hashlib.sha256(read_bytes(self._file(number), MAX_BYTES)).digest()
+
+        with phase("a first look at all samples"):
+            return hashlib.sha256(b"".join(self._all(one, len(self._names)))).digest()
+
+    def _all(self, function: Callable[[int], Answer], count: int) -> Iterator[Answer]:
+        """What a function gives for the first numbers, in their order, by all threads."""
+        for first in range(0, count, MOST_JOBS):
+            numbers = range(first, min(first + MOST_JOBS, count))
+            yield from self._threads.map(function, numbers)
+
+    @cached_property
+    def _threads(self) -> ThreadPoolExecutor:
+        return ThreadPoolExecutor(self._workers)
+
+    def _file(self, number: int) -> Path:
+        return self._path / str(self._names[number])
+
+
+def _image(path: Path, wanted: Wanted) -> tuple[NDArray[np.float32], bool]:
+    """Read an image, and say whether it was resized.
+
+    Until its size is known to be right, only the header is read.
+    """
+    from PIL import Image, ImageOps, UnidentifiedImageError
 
     channels, height, width = wanted.shape
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            with open_file(path, MAX_BYTES) as file, Image.open(file, formats=FORMATS) as image:
-                if image.size != (width, height):
-                    raise FileError(
-                        path,
-                        [
-                            f"must have {width}x{height} pixels for {wanted.network}, not "
-                            f"{image.width}x{image.height}; resize it, or take a network for it"
-                        ],
-                    )
-                if image.mode not in DEPTH_8:
-                    raise FileError(
-                        path, [f"must have 8 bits a channel, not those of mode {image.mode}"]
-                    )
-                pixels = np.asarray(image.convert(MODES[channels]), np.float32)
+        with open_file(path, MAX_BYTES) as file, Image.open(file, formats=FORMATS) as image:
+            if image.width * image.height > MAX_PIXELS:
+                raise FileError(
+                    path,
+                    [f"must have at most {MAX_PIXELS:,} pixels, not {image.width}x{image.height}"],
+                )
+            if image.mode not in DEPTH_8:
+                raise FileError(
+                    path, [f"must have 8 bits a channel, not those of mode {image.mode}"]
+                )
+            found = image.convert(MODES[channels])
+            is_resized = found.size != (width, height)
+            if is_resized:
+                found = ImageOps.fit(found, (width, height), Image.Resampling.BILINEAR)
+            pixels = np.asarray(found, np.float32)
     except UnidentifiedImageError:
         formats = ", ".join(FORMATS)
         raise FileError(path, [f"is no image of a format that is read ({formats})"]) from None
     except (*DAMAGED, Image.DecompressionBombError) as error:
         raise FileError(path, [f"cannot be read as an image: {error}"]) from None
-    return pixels.reshape(height, width, channels).transpose(2, 0, 1) / np.float32(255)
+    own = pixels.reshape(height, width, channels).transpose(2, 0, 1) / np.float32(255)
+    return own, is_resized

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -13,9 +13,11 @@ from fpgapipe.files import read_text
 from fpgapipe.host.data.samples import TRAINING_PART, Dataset, Samples, Wanted, shape_text
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from numpy.typing import NDArray
+
+    from fpgapipe.host.data.rows import Rows
 
 MAX_BYTES = 1 << 28
 """Most bytes of a text; a larger one is not opened."""
@@ -46,7 +48,12 @@ def read_characters(path: Path, wanted: Wanted) -> Dataset:
                 "replace it, or take a network with a larger table"
             ],
         )
-    return following(path, "characters", codes, wanted)
+
+    def cut(first: int, count: int) -> NDArray[np.int64]:
+        found = codes[first : first + count * wanted.shape[0]]
+        return np.ascontiguousarray(found).reshape(count, -1)
+
+    return following(path, "characters", len(codes), cut, wanted)
 
 
 def codes_of(text: str) -> NDArray[np.int64]:
@@ -86,7 +93,13 @@ def check_predicts(path: Path, wanted: Wanted) -> None:
         )
 
 
-def following(path: Path, what: str, tokens: NDArray[np.int64], wanted: Wanted) -> Dataset:
+def following(
+    path: Path,
+    what: str,
+    num_tokens: int,
+    cut: Callable[[int, int], NDArray[Any] | Rows],
+    wanted: Wanted,
+) -> Dataset:
     """Cut a long row of tokens into samples; a label is the token behind.
 
     The last fifth of the samples is for validation.
@@ -96,31 +109,28 @@ def following(path: Path, what: str, tokens: NDArray[np.int64], wanted: Wanted) 
     path : Path
     what : str
         What the tokens are, for errors.
-    tokens : int64 array, shape (tokens,)
+    num_tokens : int
+    cut : callable
+        Function that gives so many samples that begin at a token.
     wanted : Wanted
         Samples of a network that predicts tokens.
 
     Raises
     ------
     FileError
-        If there are not enough tokens for two samples, or they take too much memory.
+        If there are not enough tokens for two samples.
     """
     (length,) = wanted.shape
-    count = (len(tokens) - 1) // length
+    count = (num_tokens - 1) // length
     if count < 2:
         raise FileError(
             path,
             [
                 f"must have at least {2 * length + 1} {what}, for two samples of "
-                f"{shape_text(wanted.shape)} and the token behind, not {len(tokens)}"
+                f"{shape_text(wanted.shape)} and the token behind, not {num_tokens}"
             ],
         )
-    wanted.check_size(path, f"the {what}", count)
-    inputs, labels = (
-        np.ascontiguousarray(tokens[first : first + count * length]).reshape(count, length)
-        for first in (0, 1)
-    )
-    samples = Samples(inputs, labels)
+    samples = Samples(cut(0, count), cut(1, count))
     held_out = max(round(count * (1 - TRAINING_PART)), 1)
     return Dataset(
         samples.some(slice(count - held_out)),

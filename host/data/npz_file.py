@@ -9,7 +9,7 @@ import tokenize
 import zipfile
 import zlib
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.lib import format as npy
@@ -47,6 +47,20 @@ DAMAGED = (
     zlib.error,
 )
 """Exceptions that reading a damaged file may raise."""
+
+
+def read_header(file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
+    """Read shape, whether the first axis is innermost, and type of an array from its begin.
+
+    Raises
+    ------
+    Exception
+        One of `DAMAGED` if there is no such header.
+    """
+    version = npy.read_magic(file)
+    if version != (1, 0):  # later versions allow headers of any size
+        raise ValueError(f"its format must be 1.0, not {version[0]}.{version[1]}")
+    return npy.read_array_header_1_0(file)
 
 
 def npz_bytes(arrays: Mapping[str, NDArray[Any]]) -> bytes:
@@ -105,10 +119,7 @@ class NpzFile(Closing):
         """
         try:
             with self._archive.open(self._member(name)) as file:
-                version = npy.read_magic(file)
-                if version != (1, 0):  # later versions allow headers of any size
-                    raise ValueError(f"its format must be 1.0, not {version[0]}.{version[1]}")
-                shape, _, dtype = npy.read_array_header_1_0(file)
+                shape, _, dtype = read_header(file)
         except DAMAGED as error:
             raise FileError(self.path, [f"array {name} is damaged: {error}"]) from None
         if dtype.hasobject:

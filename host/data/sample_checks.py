@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from fpgapipe.errors import UserError
+from fpgapipe.host.data.rows import Rows, extremes
 from fpgapipe.host.data.samples import Wanted, shape_text
 from fpgapipe.network.losses import CROSS_ENTROPY, Loss, count_of, labels_of
 
@@ -17,12 +18,13 @@ if TYPE_CHECKING:
 
 
 def digest_of(samples: Samples) -> str:
-    """SHA-256 of all inputs and labels, with their types and shapes."""
+    """SHA-256 of all inputs and labels, with their types and shapes; of files, their contents."""
     digest = hashlib.sha256()
     several = [each for name, each in sorted(samples.of_outputs.items())]
     for values in (samples.images, *samples.others, *(several or [samples.labels])):
         digest.update(f"{values.dtype} {values.shape} ".encode())
-        digest.update(np.ascontiguousarray(values).data)
+        own = values.digest() if isinstance(values, Rows) else np.ascontiguousarray(values).data
+        digest.update(own)
     return digest.hexdigest()
 
 
@@ -50,8 +52,9 @@ def check_samples(samples: Samples, graph: Graph, loss: Loss = CROSS_ENTROPY) ->
                 f"{graph.name} takes as many samples of each input, not {len(samples.images)} and "
                 f"{len(values)}"
             )
+        tried = extremes(values)
         if each.indices is not None:
-            bad = values[(values < 0) | (values >= each.indices)]
+            bad = tried[(tried < 0) | (tried >= each.indices)]
             if bad.size or values.dtype.kind not in "iu":
                 what = bad[0] if bad.size else values.dtype
                 raise UserError(
@@ -59,15 +62,15 @@ def check_samples(samples: Samples, graph: Graph, loss: Loss = CROSS_ENTROPY) ->
                     f"{graph.name}, not {what}"
                 )
         if each.mask is not None:
-            wrong = each.mask.wrong(values)
+            wrong = each.mask.wrong(tried)
             if len(wrong) or values.dtype.kind not in "biu":
-                what = values[tuple(wrong[0])] if len(wrong) else values.dtype
+                what = tried[tuple(wrong[0])] if len(wrong) else values.dtype
                 raise UserError(
                     f"input {each.name} of {graph.name} must be {each.mask.text}, not {what}"
                 )
     for own in wanted.labels:
         try:
-            labels = labels_of(samples.targets, own.output)
+            labels = labels_of(samples.of_outputs or samples.labels, own.output)
         except ValueError as error:
             raise UserError(f"{graph.name}: {error}") from None
         own.check(labels, graph.name, len(samples.images))

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import math
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from fpgapipe.errors import FileError, UserError
+from fpgapipe.host.data.rows import Rows, extremes, joined
 from fpgapipe.network.initial_values import num_indices
 from fpgapipe.network.logits import Logits
 from fpgapipe.network.losses import CROSS_ENTROPY, Loss, target_shape
 from fpgapipe.network.mask_inputs import MaskInput, mask_inputs
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from concurrent.futures import Future
     from pathlib import Path
 
     from numpy.typing import NDArray
@@ -34,6 +37,8 @@ TRAINING_PART = 0.8
 class Samples:
     """Inputs of a network, one row for each sample, and their labels.
 
+    Arrays of large data are `Rows`, which are read from their files mini-batch by mini-batch.
+
     Attributes
     ----------
     images : float32 array, shape (samples, channels, height, width)
@@ -50,35 +55,79 @@ class Samples:
         Names of the samples' files; empty if they have none.
     """
 
-    images: NDArray[Any]
-    labels: NDArray[Any]
-    others: tuple[NDArray[Any], ...] = ()
-    of_outputs: Mapping[str, NDArray[Any]] = field(default_factory=dict)
+    images: NDArray[Any] | Rows
+    labels: NDArray[Any] | Rows
+    others: tuple[NDArray[Any] | Rows, ...] = ()
+    of_outputs: Mapping[str, NDArray[Any] | Rows] = field(default_factory=dict)
     names: NDArray[np.str_] = field(default_factory=lambda: np.empty(0, np.str_))
 
     @property
     def targets(self) -> Labels:
-        """The labels or targets, as steps take them."""
-        return self.of_outputs or self.labels
+        """The labels or targets, as steps take them, read from their files."""
+        of_outputs = {name: np.asarray(each) for name, each in self.of_outputs.items()}
+        return of_outputs or np.asarray(self.labels)
 
     def inputs(self, graph: Graph) -> dict[str, NDArray[Any]]:
-        """The arrays by the names of a network's inputs."""
-        return dict(zip(graph.inputs, (self.images, *self.others), strict=True))
+        """The arrays by the names of a network's inputs, read from their files."""
+        arrays = (self.images, *self.others)
+        return {name: np.asarray(each) for name, each in zip(graph.inputs, arrays, strict=True)}
 
-    def batches(self, size: int, seed: int | None = None, epoch: int = 0) -> Iterator[Samples]:
-        """Batches, shuffled if there is a seed; samples that do not fill a batch are left out."""
+    def batches(
+        self, size: int, seed: int | None = None, epoch: int = 0, first: int = 0
+    ) -> Iterator[Samples]:
+        """Batches, shuffled if there is a seed; samples that do not fill a batch are left out.
+
+        So many of the `first` batches are left out as well.
+        """
         order = np.arange(len(self.labels))
         if seed is not None:
             np.random.default_rng((seed, epoch)).shuffle(order)
-        for first in range(0, len(order) - size + 1, size):
-            yield self.some(order[first : first + size])
+        begins = range(first * size, len(order) - size + 1, size)
+        return self.read_ahead(order[begin : begin + size] for begin in begins)
+
+    def read_ahead(self, parts: Iterable[NDArray[np.integer]]) -> Iterator[Samples]:
+        """Samples of several parts, in memory; each is read while the one before it is used."""
+        if not any(isinstance(each, Rows) for each in self._arrays):
+            yield from map(self.some, parts)
+            return
+        with ThreadPoolExecutor(1) as reader:
+            before: Future[Samples] | None = None
+            for part in parts:
+                now = reader.submit(self.some(part).in_memory)
+                if before:
+                    yield before.result()
+                before = now
+            if before:
+                yield before.result()
 
     def some(self, which: NDArray[np.integer] | slice) -> Samples:
         """The samples with these indices, in this order."""
-        others = tuple(each[which] for each in self.others)
-        of_outputs = {name: each[which] for name, each in self.of_outputs.items()}
         names = self.names[which] if len(self.names) else self.names
-        return Samples(self.images[which], self.labels[which], others, of_outputs, names)
+        return replace(self._changed(lambda each: each[which]), names=names)
+
+    def in_memory(self) -> Samples:
+        """The same samples, read from their files."""
+        return self._changed(np.asarray)
+
+    @property
+    def _arrays(self) -> tuple[NDArray[Any] | Rows, ...]:
+        return (self.images, self.labels, *self.others, *self.of_outputs.values())
+
+    def _changed(self, change: Callable[[NDArray[Any] | Rows], NDArray[Any] | Rows]) -> Samples:
+        """The same samples, each of whose arrays is another."""
+        of_outputs = {name: change(each) for name, each in self.of_outputs.items()}
+        others = tuple(map(change, self.others))
+        return Samples(change(self.images), change(self.labels), others, of_outputs, self.names)
+
+    def followed_by(self, other: Samples) -> Samples:
+        """These samples, and others of the same kind behind them."""
+        return Samples(
+            joined(self.images, other.images),
+            joined(self.labels, other.labels),
+            tuple(map(joined, self.others, other.others)),
+            {name: joined(each, other.of_outputs[name]) for name, each in self.of_outputs.items()},
+            np.concatenate([self.names, other.names]),
+        )
 
 
 @dataclass(frozen=True)
@@ -147,7 +196,7 @@ class WantedLabels:
         """Name of the labels in files."""
         return "labels" if self.loss.has_classes else "targets"
 
-    def check(self, labels: NDArray[Any], network: str, samples: int) -> None:
+    def check(self, labels: NDArray[Any] | Rows, network: str, samples: int) -> None:
         """Refuse labels or targets that do not fit the output.
 
         Raises
@@ -160,6 +209,7 @@ class WantedLabels:
                 f"{samples} samples need {self.array} of shape {(samples, *self.shape)}, not "
                 f"{labels.shape}"
             )
+        labels = extremes(labels)
         if not self.loss.has_classes:
             if labels.dtype.kind != "f" or not np.isfinite(labels).all():
                 raise UserError("targets must be finite floating-point numbers")
@@ -297,8 +347,8 @@ class Wanted:
         of_outputs = {each.output: samples.labels for each in self.outputs}
         return replace(samples, of_outputs=of_outputs)
 
-    def check_size(self, path: Path, what: str, samples: int) -> None:
-        """Refuse samples that take more than `MOST_BYTES`."""
+    def check_size(self, path: Path, what: str, samples: int, more: str) -> None:
+        """Refuse samples that take more than `MOST_BYTES`, and say what can be done."""
         size = 4 * samples * sum(math.prod(each.shape) for each in self.inputs)
         if size > MOST_BYTES:
             raise FileError(
@@ -307,6 +357,7 @@ class Wanted:
                     f"{what} must be at most {MOST_BYTES >> 30} GiB as FP32, not "
                     f"{size / (1 << 30):.3g} GiB: {samples:,} samples of "
                     + " and ".join(shape_text(each.shape) for each in self.inputs)
+                    + f"; {more}"
                 ],
             )
 

@@ -93,7 +93,7 @@ def predict(
         with progress() as display:
             display.add_task("predicting", total=len(samples.labels), unit="samples")
             logits, cycles = _logits(runner, samples, lambda done: display.update(completed=done))
-    labels = samples.labels if has_labels else None
+    labels = np.asarray(samples.labels) if has_labels else None
     names = [str(each) for each in samples.names]
     found = Predictions(
         build.graph.name, source.weights, data, backend, classes,
@@ -142,7 +142,7 @@ def _samples(
                 f"{', '.join(known[:5])}{', ...' if len(known) > 5 else ''}"
             )
         numbers = np.array([known.index(name) for name in own])
-        samples = replace(samples, labels=numbers[samples.labels])
+        samples = replace(samples, labels=numbers[np.asarray(samples.labels)])
     names = known or own
     return samples, (*names, *map(str, range(len(names), logits.classes))), has_labels
 
@@ -151,17 +151,7 @@ def _part(data: Dataset, part: str) -> Samples:
     """The samples that are asked for, those for training first."""
     if part != "all":
         return data.train if part == "train" else data.validation
-    one, other = data.train, data.validation
-    return Samples(
-        np.concatenate([one.images, other.images]),
-        np.concatenate([one.labels, other.labels]),
-        tuple(map(np.concatenate, zip(one.others, other.others, strict=True))),
-        {
-            name: np.concatenate([value, other.of_outputs[name]])
-            for name, value in one.of_outputs.items()
-        },
-        np.concatenate([one.names, other.names]),
-    )
+    return data.train.followed_by(data.validation)
 
 
 def _logits(runner: StepRunner, samples: Samples, on_done: Any) -> tuple[Any, int | None]:

@@ -271,7 +271,7 @@ class RingTrainer:
                 scalars[device] = scalars_of(own, number, at, self.steps_per_epoch)
                 inputs = batch.inputs(build.graphs[number])
                 for each in devices:
-                    ring.models[model].set_batch(each.memories[device], inputs, batch.labels)
+                    ring.models[model].set_batch(each.memories[device], inputs, batch.targets)
             with phase("the visits"):
                 cycles = [each.run(codes, scalars) for each in devices]
             visit += cycles[0] or 0
@@ -395,7 +395,7 @@ def train_alone(
     program, graph = build.programs[model], build.graphs[model]
     core = CoreModel(program.core, program.image(build.parameters[model]), repeats=True)
     for step, batch in enumerate(batches):
-        program.set_batch(core.memory, batch.inputs(graph), batch.labels)
+        program.set_batch(core.memory, batch.inputs(graph), batch.targets)
         core.scalars[:] = scalars_of(settings, model, step, steps_per_epoch)
         core.run(program.instructions)
     return program.state(core.memory)

@@ -32,9 +32,10 @@ def filled_batches(samples: Samples, size: int) -> Iterator[tuple[Samples, int]]
     The last batch is filled up with copies of the last sample.
     """
     count = len(samples.labels)
-    for first in range(0, count, size):
-        order = np.minimum(np.arange(first, first + size), count - 1)
-        yield samples.some(order), min(size, count - first)
+    firsts = range(0, count, size)
+    parts = (np.minimum(np.arange(first, first + size), count - 1) for first in firsts)
+    for first, batch in zip(firsts, samples.read_ahead(parts), strict=True):
+        yield batch, min(size, count - first)
 
 
 def num_right(
@@ -53,12 +54,14 @@ def rated(graph: Graph, loss: Loss) -> tuple[str, ...]:
     return tuple(name for name in graph.evaluated.outputs if loss.of(name).has_classes)
 
 
-def found_of(right: Mapping[str, int], samples: Samples) -> Found:
-    """Labels that are found right and all labels, from those found right of each output."""
-    found = {
-        name: (count, count_of(labels_of(samples.targets, name))) for name, count in right.items()
-    }
-    return found if len(found) > 1 else next(iter(found.values()))
+def found_of(found: Mapping[str, tuple[int, int]]) -> Found:
+    """Labels that are found right and all labels, from those of each output."""
+    return dict(found) if len(found) > 1 else next(iter(found.values()))
+
+
+def plus(one: tuple[int, int], other: tuple[int, int]) -> tuple[int, int]:
+    """Labels that are found right and all labels, of two batches together."""
+    return one[0] + other[0], one[1] + other[1]
 
 
 class Inference:
@@ -103,12 +106,13 @@ class Inference:
         model = CoreModel(program.core, program.image(parameters), repeats=True)
         model.scalars[:] = scalar_bits()
         assert program.graph.batch is not None
-        right = dict.fromkeys(self._outputs, 0)
+        found = dict.fromkeys(self._outputs, (0, 0))
         for batch, count in filled_batches(self._samples, program.graph.batch):
             program.set_batch(model.memory, batch.inputs(program.graph))
             model.run(program.instructions)
             results = program.results(model.memory)
             for name in self._outputs:
                 labels = labels_of(batch.targets, name)
-                right[name] += num_right(results[name], labels, count, program.graph, name)
-        return found_of(right, self._samples)
+                right = num_right(results[name], labels, count, program.graph, name)
+                found[name] = plus(found[name], (right, count_of(labels[:count])))
+        return found_of(found)

@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import io
 import logging
+import math
 import time
 from dataclasses import dataclass, field
 from functools import partial
@@ -21,7 +22,14 @@ from fpgapipe.host.backends.ranks import communicator
 from fpgapipe.host.build.build import MANIFEST, MAX_MANIFEST_BYTES
 from fpgapipe.host.package.clocks import PACKAGE, core_clocks, other_clocks
 from fpgapipe.host.runtime.check import Check, ExactCheck
-from fpgapipe.host.runtime.evaluation import Inference, filled_batches, found_of, num_right, rated
+from fpgapipe.host.runtime.evaluation import (
+    Inference,
+    filled_batches,
+    found_of,
+    num_right,
+    plus,
+    rated,
+)
 from fpgapipe.host.runtime.numeric_check import NumericCheck
 from fpgapipe.host.runtime.run_folder import LOG, drop_oldest, keep_earlier
 from fpgapipe.host.runtime.run_log import RunLog, simulated
@@ -32,7 +40,7 @@ from fpgapipe.lowering.lower import network_of_device
 from fpgapipe.lowering.program.array_rows import array_rows
 from fpgapipe.lowering.schedule.weight_versions import LateWeights
 from fpgapipe.lowering.units.step_options import scalar_bits
-from fpgapipe.network.losses import labels_of
+from fpgapipe.network.losses import count_of, labels_of
 from fpgapipe.network.operators import Conv, Linear, Pass
 from fpgapipe.stopwatch import phase
 
@@ -397,9 +405,15 @@ def _evaluation(build: Build, backend: StepRunner, samples: Samples) -> Callable
     names = rated(build.graph, build.options.loss)
 
     def evaluate(parameters: Values) -> Found:
-        result = backend.evaluate(samples.inputs(build.graph), samples.targets)
-        right = {name: result.outputs.get(name, (0.0, result.correct))[1] for name in names}
-        return found_of(right, samples)
+        found = dict.fromkeys(names, (0, 0))
+        for filled, count in filled_batches(samples, build.plan.batch):
+            batch = filled.some(slice(count))
+            result = backend.evaluate(batch.inputs(build.graph), batch.targets)
+            for name in names:
+                _, right = result.outputs.get(name, (0.0, result.correct))
+                labels = count_of(labels_of(batch.targets, name))
+                found[name] = plus(found[name], (right, labels))
+        return found_of(found)
 
     return evaluate
 
@@ -427,14 +441,16 @@ def _infer(
     watcher = watcher or Watcher()
     samples = data.validation
     outputs = build.graph.outputs
-    batches = list(islice(filled_batches(samples, build.plan.batch), settings.steps))
+    num_batches = math.ceil(len(samples.labels) / build.plan.batch)
+    num_batches = min(num_batches, settings.steps or num_batches)
+    batches = islice(filled_batches(samples, build.plan.batch), num_batches)
     found: dict[str, list[NDArray[np.float32]]] = {name: [] for name in outputs}
     line: dict[str, Any] = {}
     right, wall_s = dict.fromkeys(outputs, 0), 0.0
     before = 0
     difference = None
     keep_earlier(folder)
-    watcher.begin(0, len(batches))
+    watcher.begin(0, num_batches)
     with RunLog(folder / LOG) as log, Interrupts() as interrupts:
         for step, (batch, count) in enumerate(batches):
             with interrupts.allowed():
@@ -462,12 +478,12 @@ def _infer(
                 "wall_s": round(took_s, 6), "backend": backend.name, **simulated(backend),
             }  # fmt: skip
             log.write(line)
-            watcher.step(line, step + 1, len(batches))
+            watcher.step(line, step + 1, num_batches)
     arrays: dict[str, NDArray[Any]] = {}
     accuracy: dict[str, float | None] = {}
     for name, own in found.items():
         logits = np.concatenate(own) if own else np.zeros((0, 0), np.float32)
-        labels = labels_of(samples.targets, name)[: len(logits)]
+        labels = labels_of(samples.some(slice(len(logits))).targets, name)
         suffix = f".{name}" if len(outputs) > 1 else ""
         arrays |= {f"logits{suffix}": logits, f"labels{suffix}": labels}
         accuracy[name] = right[name] / labels.size if labels.size else None
@@ -486,7 +502,7 @@ def _infer(
         "learning_rate": None,
         "rate_schedule": None,
         "stopped": False,
-        "steps_asked": len(batches),
+        "steps_asked": num_batches,
         "model_steps": 0,
         "outputs": {
             name: {"loss": None, "accuracy": each}

@@ -8,7 +8,6 @@ ends with the same bits as an uninterrupted one.
 
 from __future__ import annotations
 
-import itertools
 import json
 import logging
 import math
@@ -562,7 +561,7 @@ class Trainer:
         """The samples of the present step."""
         epoch, index = divmod(self.step, self.steps_per_epoch)
         if self._next_of_batches != self.step or not index:
-            batches = self._train.batches(self.batch, self.settings.seed, epoch)
-            self._batches = itertools.islice(batches, index, None)
+            self._batches = self._train.batches(self.batch, self.settings.seed, epoch, index)
         self._next_of_batches = self.step + 1
-        return next(self._batches)
+        with phase("reading samples"):
+            return next(self._batches)

@@ -242,7 +242,7 @@ def test_an_array_that_claims_to_be_huge_is_not_read(tmp_path):
         archive.writestr("labels.npy", header_of((count,), "<i8"))
     assert re.fullmatch(
         r"array images must be at most 4 GiB as FP32, not 2\.68e\+03 GiB: 10,000,000,000 samples "
-        r"of 3x4x6",
+        r"of 3x4x6; unpack it and name the folder; its \.npy files are read while they are used",
         refused(path),
     )
 
@@ -287,7 +287,7 @@ def test_data_that_is_not_there(tmp_path):
     )
     (tmp_path / "a.txt").rename(tmp_path / "a.csv")
     assert refused(tmp_path / "a.csv") == (
-        "data must be a .npz or .txt file, or a folder of images by class"
+        "data must be a .npz or .txt file, or a folder of .npy files or of images by class"
     )
 
 
@@ -359,11 +359,6 @@ def test_folder_with_validation(tmp_path):
 
 
 def test_folder_that_does_not_fit(folder):
-    odd = image(folder / "blue" / "odd.png", (1, 2, 3), size=(4, 6))
-    assert refused_file(folder) == (
-        odd, "must have 6x4 pixels for tiny, not 4x6; resize it, or take a network for it"
-    )  # fmt: skip
-    odd.unlink()
     deep = image(folder / "blue" / "deep.png", 1000, mode="I;16")
     assert refused_file(folder) == (deep, "must have 8 bits a channel, not those of mode I;16")
     deep.unlink()
@@ -421,7 +416,7 @@ def test_damaged_images(suffix, folder):
     for content in changes:
         path.write_bytes(content)
         try:
-            assert _image(path, wanted).shape == (3, 4, 6)
+            assert _image(path, wanted)[0].shape == (3, 4, 6)
         except FileError as error:
             refusals.append(error.path)
     assert set(refusals) == {path}
@@ -449,10 +444,3 @@ def test_what_is_no_image_file(kind, folder):
     path = folder / "blue" / "9.png"
     ODD[kind](path)
     assert refused_file(folder)[0] == path
-
-
-def test_more_images_than_memory_may_be_taken_for(folder, monkeypatch):
-    monkeypatch.setattr("fpgapipe.host.data.samples.MOST_BYTES", 15 * 3 * 4 * 6 * 4 - 1)
-    path, text = refused_file(folder)
-    assert path == folder
-    assert text.startswith("the images in it must be at most 0 GiB as FP32, not ")
