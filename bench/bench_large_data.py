@@ -5,7 +5,8 @@ Makes a folder of arrays of 6 GiB (a sparse file of bytes, 24 GiB in FP32) and a
 with each backend, goes on from the checkpoint, and predicts. Each command is a process of its own,
 whose peak memory is what the system counted for it.
 
-Prints one JSON object, and with ``--output docs/figures/large-data.json`` writes it; exits with 1 if a command fails or takes more than 2 GiB.
+Prints one JSON object, and with ``--output docs/figures/large-data.json`` writes it. Exits with 1
+if a command fails or takes more than 2 GiB.
 """
 
 import argparse
