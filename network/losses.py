@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
+
+from fpgapipe.network.logits import Logits
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -45,6 +47,9 @@ class Loss:
     others : tuple of (str, Loss)
         Losses of the outputs that have one of their own, with the output's name. Every other output
         has this one.
+    class_weights : tuple of float
+        For cross-entropy, a factor for the labels of each class, as PyTorch's ``weight``: the sum
+        of the losses is divided by that of the labels' factors. Empty if all classes count alike.
 
     Raises
     ------
@@ -57,6 +62,7 @@ class Loss:
     ignores: bool = False
     weight: float = 1.0
     others: tuple[tuple[str, Loss], ...] = ()
+    class_weights: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
         if self.kind not in LOSS_KINDS:
@@ -67,6 +73,15 @@ class Loss:
             )
         if not self.has_classes and (self.smoothing or self.ignores):
             raise ValueError(f"loss {self.kind} has targets, no labels to smooth or to ignore")
+        if self.class_weights and (self.smoothing or not self.has_classes):
+            other = "label smoothing" if self.smoothing else f"loss {self.kind}"
+            raise ValueError(f"classes with weights cannot be combined with {other}")
+        wrong = [each for each in self.class_weights if not LEAST_WEIGHT <= each <= MOST_WEIGHT]
+        if wrong:
+            raise ValueError(
+                f"the weight of a class must be in {LEAST_WEIGHT:g}..{MOST_WEIGHT:g}, not "
+                f"{wrong[0]:g}; a class that is not to count has labels below 0, which are ignored"
+            )
         if not LEAST_WEIGHT <= self.weight <= MOST_WEIGHT:
             raise ValueError(
                 f"the weight of a loss must be in {LEAST_WEIGHT:g}..{MOST_WEIGHT:g}, not "
@@ -100,13 +115,26 @@ class Loss:
                     f"{', '.join(graph.outputs)}"
                 )
         found = {output: self.of(output) for output in graph.outputs}
-        counting = sum(loss.ignores for loss in found.values())
+        counting = sum(loss.is_counted for loss in found.values())
         if counting > MOST_COUNTERS:
             raise ValueError(
-                f"labels can be ignored for {MOST_COUNTERS} outputs, not for {counting}: their "
-                "numbers are in registers"
+                f"labels can be ignored, or classes have weights, for {MOST_COUNTERS} outputs, not "
+                f"for {counting}: the numbers of labels are in registers"
             )
+        for output, loss in found.items():
+            if loss.class_weights:
+                classes, given = Logits.of(graph, output).classes, len(loss.class_weights)
+                if given != classes:
+                    raise ValueError(
+                        f"there must be weights for {classes} classes, those of {output}, not for "
+                        f"{given}"
+                    )
         return found
+
+    @property
+    def is_counted(self) -> bool:
+        """Whether the number of labels that count, or their weights, depends on the labels."""
+        return self.ignores or bool(self.class_weights)
 
     @property
     def has_classes(self) -> bool:
@@ -137,6 +165,19 @@ def target_shape(graph: Graph, output: str | None = None) -> tuple[int, ...]:
 def count_of(labels: NDArray[Any]) -> int:
     """Labels that are not ignored; all elements of targets."""
     return int((labels >= 0).sum()) if np.issubdtype(labels.dtype, np.integer) else labels.size
+
+
+def weights_of(labels: NDArray[Any], class_weights: Sequence[float]) -> NDArray[np.float32]:
+    """The weight of each label's class; 0 for labels that are ignored, which are below 0."""
+    weights = np.array([*class_weights, 0], np.float32)
+    return weights[np.where(labels < 0, len(class_weights), labels).astype(np.int64)]
+
+
+def total_of(labels: NDArray[Any], class_weights: Sequence[float] = ()) -> float:
+    """What the sum of losses is divided by: labels that are not ignored, or their weights."""
+    if not len(class_weights):
+        return count_of(labels)
+    return float(weights_of(labels, class_weights).sum(dtype=np.float64))
 
 
 def labels_of(labels: Any, output: str) -> Any:

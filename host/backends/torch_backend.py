@@ -17,7 +17,7 @@ from fpgapipe.lowering.kernels.clipping import CLIP_EPSILON
 from fpgapipe.lowering.units.network_units import check_network, drop_factors_of
 from fpgapipe.lowering.units.step_options import SUFFIXES, Scalar, StepOptions
 from fpgapipe.network.logits import Logits
-from fpgapipe.network.losses import count_of, labels_of, target_shape
+from fpgapipe.network.losses import labels_of, target_shape, total_of
 from fpgapipe.optional import require
 
 if TYPE_CHECKING:
@@ -188,7 +188,8 @@ class TorchBackend(StepRunner):
 
         given, classes = self._batch(inputs, labels)
         counted = [
-            count_of(labels_of(labels, name)) / self.num_microbatches for name in self._losses
+            total_of(labels_of(labels, name), loss.class_weights) / self.num_microbatches
+            for name, loss in self._losses.items()
         ]
         state = self._tensors()
         weights = {name: state[name] for name in self._trains}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from fpgapipe.network.logits import Logits
-from fpgapipe.network.losses import IGNORED, Loss
+from fpgapipe.network.losses import IGNORED, Loss, total_of
 
 if TYPE_CHECKING:
     import torch
@@ -24,8 +24,8 @@ def loss_of(
     labels : tensor
         Class numbers, as whole numbers, or targets.
     counted : float, optional
-        Where labels are ignored, those of the mini-batch that count, divided by its micro-batches;
-        those of the micro-batch if left out.
+        Where labels are counted, those of the mini-batch that count, or their weights, divided by
+        its micro-batches; those of the micro-batch if left out.
     """
     import torch
 
@@ -35,13 +35,21 @@ def loss_of(
     if loss.kind == "bce":
         return functions.binary_cross_entropy_with_logits(output.float(), labels)
     rows = Logits(tuple(output.shape)).classes_second(output.float())
-    if not loss.ignores:
+    if not loss.is_counted:
         return functions.cross_entropy(rows, labels, label_smoothing=loss.smoothing)
     own = labels.masked_fill(labels < 0, IGNORED)
+    weights = torch.tensor(loss.class_weights, device=rows.device) if loss.class_weights else None
     total = functions.cross_entropy(
-        rows, own, ignore_index=IGNORED, label_smoothing=loss.smoothing, reduction="sum"
+        rows,
+        own,
+        weight=weights,
+        ignore_index=IGNORED,
+        label_smoothing=loss.smoothing,
+        reduction="sum",
     )
-    return total / (int((labels >= 0).sum()) if counted is None else counted)
+    return total / (
+        total_of(labels.cpu().numpy(), loss.class_weights) if counted is None else counted
+    )
 
 
 def num_correct(loss: Loss, output: torch.Tensor, labels: torch.Tensor) -> int:

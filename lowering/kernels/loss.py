@@ -71,6 +71,8 @@ def check_classes(classes: int, rows: int = 1) -> None:
 class Counting:
     """How many labels of a mini-batch count, where rows with a label below 0 are ignored.
 
+    Where rows have weights, the sum of these takes the place of the number of labels.
+
     Attributes
     ----------
     labels, minus_share : Constant
@@ -100,6 +102,7 @@ def cross_entropy(
     scale: float | None = None,
     smoothing: float = 0.0,
     counting: Counting | None = None,
+    weights: Tensor | None = None,
 ) -> VectorKernel:
     """Compute the mean loss of a batch, and its gradient.
 
@@ -131,6 +134,8 @@ def cross_entropy(
     counting : Counting, optional
         Registers of the number of labels, if rows with a label below 0 are ignored. They decide
         about the mean instead of `batch` and `scale`.
+    weights : Tensor, optional
+        FP32 tensor of a factor for each row; there must be registers, and no smoothing.
 
     Raises
     ------
@@ -139,13 +144,14 @@ def cross_entropy(
     """
     batch, classes = logits.shape
     check_classes(classes, batch)
-    for tensor in (labels, loss, *([correct] if correct else [])):
+    for tensor in (labels, loss, *filter(None, (correct, weights))):
         if tensor.format is not FP32:
             raise ValueError(
                 f"cross-entropy tensor {tensor.name} must be FP32, not {tensor.format.value}"
             )
     table = class_numbers(classes)
-    sources = {"logits": logits, "labels": labels}
+    assert weights is None or (counting and not smoothing), "weights are added up in registers"
+    sources = {"logits": logits, "labels": labels} | ({"weights": weights} if weights else {})
     targets = {"gradient": gradient} if gradient else {}
     # An FP32 gradient is computed in place from the probabilities.
     in_place = gradient is not None and gradient.format is FP32
@@ -168,7 +174,7 @@ def cross_entropy(
             "count": Buffer(64, kept=True),
         }
 
-    more = ["all"] * bool(smoothing) + ["weight"] * bool(smoothing and counting)
+    more = ["all"] * bool(smoothing) + ["weight"] * bool((smoothing and counting) or weights)
     rows = piece_rows(batch, classes, buffers, region)
     scale = 1 / batch if scale is None else scale
 
@@ -190,6 +196,7 @@ def cross_entropy(
             work="gradient" if in_place else "work",
             smoothing=smoothing,
             counting=counting,
+            is_weighted=weights is not None,
         )
         steps = [*view.losses(counts=correct is not None)]
         if gradient:
@@ -222,11 +229,14 @@ class _Samples(Rows):
         Name of the FP32 buffer of exponentials.
     smoothing, counting
         As for `cross_entropy`.
+    is_weighted : bool
+        Whether the rows have weights.
     """
 
     work: str = "work"
     smoothing: float = 0.0
     counting: Counting | None = None
+    is_weighted: bool = False
 
     def losses(self, *, counts: bool) -> Iterator[Step]:
         """Instructions that compute the losses of the rows and leave the exponentials in `work`."""
@@ -244,6 +254,8 @@ class _Samples(Rows):
         at = 4 * self.first
         yield self.row("sum", None, "losses", at, function=Function.LOG)
         yield self.row("losses", "share", "losses", at, at, addend=Addend.Y)
+        if self.is_weighted:
+            yield self.row("losses", "weights", "losses", at, at, factor=Factor.Y)
         if counts:
             yield self.row(
                 "own",
@@ -275,19 +287,18 @@ class _Samples(Rows):
     def gradient(self, scale: float) -> Iterator[Step]:
         """Instructions that compute the gradient from the exponentials."""
         counting = self.counting
-        if counting and self.smoothing:
+        if counting and (self.smoothing or self.is_weighted):
             # All rows are first computed as one label would have it, then times their weights.
             yield from self.shares(self.work, self.work)
             least = -self.smoothing / self.width
             yield self._without_label(self.work, Constant(self.smoothing - 1), least)
-            yield self.row(
-                "labels",
-                None,
-                "weight",
-                factor=Factor.CONSTANT,
-                initial=Initial.CONSTANT,
-                constants=(_NONE, _NONE, _NONE, _NONE, counting.minus_share),
-            )
+            if self.is_weighted:
+                times = (_NONE, counting.minus_share)
+                yield self.row("weights", None, "weight", factor=Factor.CONSTANT, constants=times)
+            else:
+                alike = (_NONE, _NONE, _NONE, _NONE, counting.minus_share)
+                settings = {"factor": Factor.CONSTANT, "initial": Initial.CONSTANT}
+                yield self.row("labels", None, "weight", constants=alike, **settings)
             yield self._counted("weight")
             yield self.each(self.work, "gradient", "weight", factor=Factor.Y, negate_x=True)
             return

@@ -16,9 +16,10 @@ from fpgapipe.hw.hls_models.numerics.element_format import FP32
 from fpgapipe.json_faults import faults_of
 from fpgapipe.lowering.memory.placed import Placed
 from fpgapipe.lowering.tiling.kernel import Tensor
-from fpgapipe.network.losses import labels_of
+from fpgapipe.network.losses import labels_of, weights_of
 
 LABELS = "labels"
+WEIGHTS = "label weights"
 """Name of the tensor of the class numbers."""
 
 LOSS = "loss"
@@ -114,7 +115,11 @@ class LossTensors:
     correct : str or None
         Name of the tensor of the number of labels that are found right; None for a loss of targets.
     counter : int or None
-        Number of the output among those whose labels may be ignored; None if none of its own may.
+        Number of the output among those whose labels are counted; None if all count alike.
+    weights : str or None
+        Name of the tensor of the weights of the labels' classes; None if they have none.
+    class_weights : tuple of float
+        Weights of the classes; empty if they have none.
     """
 
     output: str
@@ -123,6 +128,8 @@ class LossTensors:
     loss: str
     correct: str | None
     counter: int | None
+    weights: str | None = None
+    class_weights: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -278,9 +285,13 @@ class MemoryMap:
             own = self.tensors[self.of_microbatch(each.labels, self.microbatches[0])].elements
             if given.size != own * count:
                 raise ValueError(f"{each.labels} must be {own * count} numbers, not {given.size}")
-            parts = np.split(channels_last(np.asarray(given, np.float32)).reshape(-1), count)
-            for index in self.microbatches:
-                self.write(memory, self.of_microbatch(each.labels, index), parts[index])
+            written = {each.labels: np.asarray(given, np.float32)}
+            if each.weights:
+                written[each.weights] = weights_of(given, each.class_weights)
+            for name, numbers in written.items():
+                parts = np.split(channels_last(numbers).reshape(-1), count)
+                for index in self.microbatches:
+                    self.write(memory, self.of_microbatch(name, index), parts[index])
 
     def outcomes(self, memory: NDArray[np.uint8]) -> Outcomes:
         """Read the mean loss and the number of correct labels of each output and micro-batch.

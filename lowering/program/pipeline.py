@@ -129,7 +129,7 @@ class PipelineProgram:
         return whole_outcome(self.losses, self.outcomes(memories))
 
     def counting(self, scalars: Sequence[int], labels: Labels) -> list[int]:
-        """Contents of the scalar registers for labels of which some are ignored.
+        """Contents of the scalar registers for labels that are counted.
 
         Raises
         ------
@@ -140,5 +140,6 @@ class PipelineProgram:
         for each in self.losses:
             if each.counter is not None:
                 own = labels_of(labels, each.output)
-                found = counting_labels(found, own, each.counter, each.weight)
+                weights = each.class_weights
+                found = counting_labels(found, own, each.counter, each.weight, weights)
         return found

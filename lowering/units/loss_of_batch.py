@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from fpgapipe.hw.hls_models.isa.vector_op import Constant
 from fpgapipe.hw.hls_models.numerics.element_format import FP32
 from fpgapipe.lowering.kernels import loss, target_loss
-from fpgapipe.lowering.memory.memory_map import CORRECT, LABELS, LOSS, LossTensors
+from fpgapipe.lowering.memory.memory_map import CORRECT, LABELS, LOSS, WEIGHTS, LossTensors
 from fpgapipe.lowering.units.layouts import PLAIN, channels_last, host_layout
 from fpgapipe.lowering.units.step_options import COUNTER_REGISTERS, Scalar
 from fpgapipe.network.logits import Logits
@@ -31,9 +31,9 @@ def loss_tensors(graph: Graph, loss: Loss, computed: Collection[str]) -> tuple[L
     counter = 0
     for output, own in loss.of_each(graph).items():
         if output in computed:
-            labels, value, correct = (
+            labels, weights, value, correct = (
                 name if len(graph.outputs) == 1 else f"{name} of {output}"
-                for name in (LABELS, LOSS, CORRECT)
+                for name in (LABELS, WEIGHTS, LOSS, CORRECT)
             )
             found.append(
                 LossTensors(
@@ -42,10 +42,12 @@ def loss_tensors(graph: Graph, loss: Loss, computed: Collection[str]) -> tuple[L
                     labels,
                     value,
                     correct if own.has_classes else None,
-                    counter if own.ignores else None,
+                    counter if own.is_counted else None,
+                    weights if own.class_weights else None,
+                    own.class_weights,
                 )
             )
-        counter += own.ignores
+        counter += own.is_counted
     return tuple(found)
 
 
@@ -104,6 +106,7 @@ def add_loss(step: MicroBatch, tensors: LossTensors, all_microbatches: int) -> N
             scale=own.weight / (found.labels * all_microbatches),
             smoothing=own.smoothing,
             counting=counting,
+            weights=step.of_host(tensors.weights, found.labels) if tensors.weights else None,
         )
     )
     step.give(output, dlogits, layout)

@@ -11,7 +11,7 @@ import numpy as np
 from fpgapipe.hw.hls_models.isa.vector_op import NUM_SCALARS
 from fpgapipe.hw.hls_models.numerics.element_format import BF16, FP32, ElementFormat
 from fpgapipe.lowering.kernels.optimiser import adam_numbers
-from fpgapipe.network.losses import CROSS_ENTROPY, Loss, count_of
+from fpgapipe.network.losses import CROSS_ENTROPY, Loss, total_of
 from fpgapipe.network.parameter_groups import matching, small_parameters
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ MAX_EPSILON, MAX_NORM = 1.0, 1e30
 
 
 COUNTER_REGISTERS = 2
-"""Registers of each output whose labels may be ignored; the first are those of `Scalar.LABELS`."""
+"""Registers of each output whose labels are counted; the first are those of `Scalar.LABELS`."""
 
 
 class Scalar(IntEnum):
@@ -116,9 +116,15 @@ def scalar_bits(
 
 
 def counting_labels(
-    scalars: Sequence[int], labels: NDArray[Any], counter: int = 0, weight: float = 1.0
+    scalars: Sequence[int],
+    labels: NDArray[Any],
+    counter: int = 0,
+    weight: float = 1.0,
+    class_weights: Sequence[float] = (),
 ) -> list[int]:
-    """Contents of the scalar registers for the labels of a mini-batch, some of which are ignored.
+    """Contents of the scalar registers for the labels of a mini-batch.
+
+    Some labels may be ignored, and those of classes may have weights.
 
     Parameters
     ----------
@@ -128,13 +134,15 @@ def counting_labels(
         Number of the output among those whose labels may be ignored.
     weight : float
         Weight of the output's loss.
+    class_weights : sequence of float
+        Weights of the output's classes; empty if they have none.
 
     Raises
     ------
     ValueError
         If no label counts.
     """
-    count = count_of(labels)
+    count = total_of(labels, class_weights)
     if not count:
         raise ValueError("a mini-batch must have a label that is not ignored")
     found = list(scalars)

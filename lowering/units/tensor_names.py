@@ -10,14 +10,14 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from fpgapipe.lowering.memory.memory_map import CORRECT, LABELS, LOSS
+from fpgapipe.lowering.memory.memory_map import CORRECT, LABELS, LOSS, WEIGHTS
 from fpgapipe.lowering.units.step_options import NORM, SUFFIXES
 
 if TYPE_CHECKING:
     from fpgapipe.network.graph import Graph
 
 _OWN = (
-    LABELS, LOSS, CORRECT, *SUFFIXES, NORM, "identity", "clip", "tied", "total of squares",
+    WEIGHTS, LABELS, LOSS, CORRECT, *SUFFIXES, NORM, "identity", "clip", "tied", "total of squares",
     "updated parameters", "row numbers", "class numbers",
 )  # fmt: skip
 _OF_STEP = re.compile(rf"({'|'.join(map(re.escape, _OWN))})([ \d].*)?", re.DOTALL)

@@ -149,6 +149,32 @@ def test_losses_of_outputs_from_the_command_line(build, cli, tmp_path):
         assert each["loss"] == pytest.approx(losses[name], rel=0.02), name
 
 
+def test_weights_of_classes_from_the_command_line(build, cli, tmp_path):
+    """All outputs with classes have them; PyTorch's step has the same losses."""
+    weights = "0.5,2,1,1,30"
+    code, _, err = build("--output-loss", "value=mse", "--class-weights", weights)
+    assert code == 0, err
+    own = Loss(class_weights=(0.5, 2.0, 1.0, 1.0, 30.0))
+    loss = open_build(tmp_path / "b").options.loss
+    assert (loss.of("main"), loss.of("aux"), loss.of("value")) == (own, own, Loss("mse"))
+    data = saved(tmp_path / "data.npz", arrays())
+    found = {}
+    for backend in ("model", "torch"):
+        words = ("run", "b", "--backend", backend, "--data", data, "--steps", 2, "--no-validation")
+        code, out, err = cli(*words, *(("--check",) if backend == "model" else ()), "--json")
+        assert code == 0, err
+        found[backend] = json.loads(out)["outputs"]
+    for name, each in found["model"].items():
+        assert each["loss"] == pytest.approx(found["torch"][name]["loss"], rel=0.02), name
+    for given, said in (
+        ("1,2", "there must be weights for 5 classes, those of main, not for 2"),
+        ("1,x,1,1,1", "the weight of a class must be a number, not 'x'"),
+        ("1,1,1,1,0", "the weight of a class must be in 1e-06..1e+06, not 0; a class that is not"),
+    ):
+        code, _, err = build("--class-weights", given)
+        assert (code, said in err) == (2, True), err
+
+
 def test_inference_leaves_auxiliary_outputs_out(build, cli, tmp_path):
     code, _, err = build("--loss-weight", "aux=0.4", auxiliary=["aux"])
     assert code == 0, err

@@ -14,6 +14,7 @@ from fpgapipe.lowering.kernels.loss import (
     cross_entropy,
 )
 from fpgapipe.lowering.tiling.kernel import Region, Tensor
+from fpgapipe.network.losses import total_of, weights_of
 
 
 def run(
@@ -26,6 +27,7 @@ def run(
     smoothing=0.0,
     counted=None,
     microbatches=1,
+    weights=None,
 ):
     batch, classes = logits.shape
     tensors = [
@@ -35,6 +37,7 @@ def run(
         Tensor("gradient", logits.shape, gradient_format),
         Tensor("correct", (1,)),
         class_numbers(classes),
+        *([Tensor("weights", (batch,))] if weights is not None else []),
     ]
     counting = counted and Counting(
         Constant(register=4), Constant(register=5), microbatches=microbatches
@@ -48,8 +51,10 @@ def run(
         scale=scale,
         smoothing=smoothing,
         counting=counting,
+        weights=None if weights is None else tensors[6],
     )
     values = {"logits": logits, "labels": labels}
+    values |= {} if weights is None else {"weights": weights}
     values[tensors[5].name] = class_numbers_content(classes)
     scalars = {4: float(counted), 5: -1 / counted} if counted else None
     found = execute([kernel], tensors, values, scalars)
@@ -258,3 +263,50 @@ def test_many_pieces_change_no_bit_of_a_smoothed_loss():
     large = run(logits, labels, **settings)
     assert small[0] == large[0]
     assert same_bits(small[1], large[1])
+
+
+@pytest.mark.parametrize(("batch", "classes"), [(1, 3), (37, 10), (70, 17), (9, 1025), (300, 2)])
+@pytest.mark.parametrize("ignores", [False, True])
+@pytest.mark.parametrize("gradient_format", [BF16, FP32])
+def test_weights_of_classes(batch, classes, ignores, gradient_format):
+    """PyTorch's own ``weight``, on half of the labels of a mini-batch of two micro-batches."""
+    rng = np.random.default_rng(batch)
+    class_weights = tuple(np.exp(rng.normal(0, 2, classes)).tolist())
+    logits = drawn((batch, classes), 3)
+    labels = random_labels(batch, classes).astype(np.int64)
+    if ignores:
+        labels[1::3] = -100
+    others = rng.integers(0, classes, batch)
+    total = total_of(np.concatenate([labels, others]), class_weights)
+    value, gradient, correct, _ = run(
+        logits,
+        labels,
+        counted=total,
+        microbatches=2,
+        gradient_format=gradient_format,
+        weights=weights_of(labels, class_weights),
+    )
+    x = torch.tensor(logits, dtype=torch.float64, requires_grad=True)
+    weight = torch.tensor(np.float32(class_weights), dtype=torch.float64)
+    whole = torch.cat([x, torch.zeros((batch, classes), dtype=torch.float64)])
+    given = torch.tensor(np.concatenate([labels, others]))
+    functions = torch.nn.functional
+    mean = functions.cross_entropy(whole, given, weight=weight)
+    own = functions.cross_entropy(x, given[:batch], weight=weight, reduction="sum") / total
+    mean.backward()
+    assert value / 2 == pytest.approx(float(own.detach()), rel=1e-5, abs=1e-7)
+    expected = x.grad.numpy()
+    bound = 2e-6 if gradient_format is FP32 else 4e-3
+    assert np.linalg.norm(gradient - expected) < bound * np.linalg.norm(expected)
+    assert not gradient[labels < 0].any()
+    best = logits.max(axis=1) == logits[np.arange(batch), np.maximum(labels, 0)]
+    assert correct == (best & (labels >= 0)).sum()
+
+
+def test_equal_weights_leave_the_loss():
+    """Weights of 1 change nothing but the order in which a gradient's factors are multiplied."""
+    logits, labels, ones = drawn((37, 10), 3), random_labels(37, 10), np.ones(37, np.float32)
+    value, gradient, _, _ = run(logits, labels, counted=37)
+    weighted, own, _, _ = run(logits, labels, counted=37, weights=ones)
+    assert weighted == value
+    np.testing.assert_allclose(own, gradient, rtol=1e-5, atol=1e-8)

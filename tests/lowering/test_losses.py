@@ -30,6 +30,8 @@ LOSSES = {
     "smoothed": Loss(smoothing=0.1),
     "ignoring": Loss(ignores=True),
     "both": Loss(smoothing=0.2, ignores=True),
+    "weighted": Loss(class_weights=(0.5, 3.0, 0.0123)),
+    "weighted, ignoring": Loss(class_weights=(0.5, 3.0, 0.0123), ignores=True, weight=0.7),
     "mse": Loss("mse"),
     "bce": Loss("bce"),
 }
@@ -41,6 +43,14 @@ def images(batch):
     x = net.relu(net.conv(net.image(2, 5, 7), 6, 3, padding=1))
     net.conv(x, 3, 3, padding=1)
     return net.build()
+
+
+def loss_for(name, graph):
+    """The loss, with a weight for each class if classes have weights."""
+    loss = LOSSES[name]
+    classes = graph.layers[graph.outputs[0]].output.shape[1]
+    weights = np.resize(loss.class_weights, classes) if loss.class_weights else ()
+    return replace(loss, class_weights=tuple(map(float, weights)))
 
 
 def some_batch(graph, loss, count=COUNT):
@@ -61,7 +71,7 @@ def run(graph, loss, num_stages, kind="1f1b-as", order="any"):
     inputs, labels = some_batch(graph, loss)
     pipeline.set_batch(memories, inputs, labels)
     programs = [part.instructions for part in pipeline.parts]
-    scalars = counting_labels(scalar_bits(seed=7), labels)
+    scalars = pipeline.counting(scalar_bits(seed=7), labels)
     assert not any(run_devices(cores, memories, programs, scalars, ORDERS[order]))
     return left_behind(pipeline, memories, options)
 
@@ -69,7 +79,8 @@ def run(graph, loss, num_stages, kind="1f1b-as", order="any"):
 @pytest.mark.parametrize("name", LOSSES)
 @pytest.mark.parametrize("network", [every_operator, images])
 def test_several_devices_have_the_bits_of_one(network, name):
-    loss, graph = LOSSES[name], network(SAMPLES)
+    graph = network(SAMPLES)
+    loss = loss_for(name, graph)
     expected = run(graph, loss, 1)
     for num_stages, kind, order in ((2, "1f1b-as", "any"), (2, "zb-h1", "transfers late")):
         found = run(graph, loss, num_stages, kind, order)
@@ -82,7 +93,8 @@ def test_several_devices_have_the_bits_of_one(network, name):
 @pytest.mark.parametrize("network", [every_operator, images])
 def test_gradients_are_pytorchs(network, name):
     """By the reference with the core's numbers, and by its own functions on the whole batch."""
-    loss, graph = LOSSES[name], network(SAMPLES)
+    graph = network(SAMPLES)
+    loss = loss_for(name, graph)
     options = StepOptions(activations=FP32, loss=loss)
     inputs, labels = some_batch(graph, loss)
     found = run(graph, loss, 1)
@@ -102,8 +114,8 @@ def test_gradients_are_pytorchs(network, name):
 @pytest.mark.parametrize("name", LOSSES)
 def test_the_reference_is_pytorch_on_the_whole_batch(name):
     """Without statistics of micro-batches, their gradients are those of one large batch."""
-    loss = LOSSES[name]
     small, large = images(SAMPLES), images(SAMPLES * COUNT)
+    loss = loss_for(name, small)
     inputs, labels = some_batch(small, loss)
     parameters = initial_parameters(small, 0)
     backend = TorchBackend(
@@ -122,8 +134,9 @@ def test_the_reference_is_pytorch_on_the_whole_batch(name):
     given = torch.as_tensor(labels)
     if loss.has_classes:
         given = torch.where(given < 0, -100, given)
-        own = functions.cross_entropy(
-            logits, given, ignore_index=-100, label_smoothing=loss.smoothing
+        weight = torch.tensor(loss.class_weights) if loss.class_weights else None
+        own = loss.weight * functions.cross_entropy(
+            logits, given, weight, ignore_index=-100, label_smoothing=loss.smoothing
         )
     elif name == "mse":
         own = functions.mse_loss(logits, given)
@@ -147,9 +160,10 @@ def test_labels_that_all_count_leave_the_bits_of_plain_cross_entropy():
         np.testing.assert_array_equal(found[1][name], value, err_msg=name)
 
 
-@pytest.mark.parametrize("name", ["ignoring", "bce"])
+@pytest.mark.parametrize("name", ["ignoring", "weighted", "bce"])
 def test_data_parallel_devices_have_the_mean_of_the_mini_batch(name):
-    loss, graph = LOSSES[name], images(SAMPLES)
+    graph = images(SAMPLES)
+    loss = loss_for(name, graph)
     options = StepOptions(activations=FP32, loss=loss)
     inputs, labels = some_batch(graph, loss, 2)
     pipeline = shared_batch(graph, 2, 2, options)
@@ -165,7 +179,7 @@ def test_data_parallel_devices_have_the_mean_of_the_mini_batch(name):
     )
     for key, expected in reference.parameters(".gradient").items():
         assert np.linalg.norm(gradients[key] - expected) < 1e-4 * np.linalg.norm(expected), key
-    if not loss.ignores:  # registers of the helper count one label
+    if not loss.is_counted:  # registers of the helper count one label
         expected = on_one_device(graph, inputs, labels, options)
         for key, gradient in gradients.items():
             np.testing.assert_array_equal(gradient, expected[f"{key}.gradient"], err_msg=key)
@@ -174,6 +188,24 @@ def test_data_parallel_devices_have_the_mean_of_the_mini_batch(name):
 def test_what_has_no_sense_is_refused():
     with pytest.raises(ValueError, match=r"^loss mse has targets, no labels to smooth or to "):
         Loss("mse", smoothing=0.1)
+    with pytest.raises(
+        ValueError, match=r"^classes with weights cannot be combined with label smo"
+    ):
+        Loss(smoothing=0.1, class_weights=(1.0, 2.0))
+    with pytest.raises(
+        ValueError, match=r"^classes with weights cannot be combined with loss mse$"
+    ):
+        Loss("mse", class_weights=(1.0, 2.0))
+    for wrong in (0.0, -1.0, float("nan"), float("inf")):
+        with pytest.raises(
+            ValueError, match=rf"^the weight of a class must be in .*, not {wrong:g}"
+        ):
+            Loss(class_weights=(1.0, wrong))
+    weighted = StepOptions(loss=Loss(class_weights=(1.0, 2.0)))
+    with pytest.raises(
+        UserError, match=r"there must be weights for 3 classes, those of .*, not fo"
+    ):
+        build_step(images(2), CORE, options=weighted)
     with pytest.raises(ValueError, match=r"^label smoothing must be at least 0 and below 1, not 1"):
         Loss(smoothing=1.0)
     with pytest.raises(ValueError, match=r"^loss must be cross-entropy, mse, bce, not 'l1'$"):
@@ -193,9 +225,10 @@ def test_what_has_no_sense_is_refused():
 
 @pytest.mark.sim
 @pytest.mark.slow  # a core with vector engine and two links
-@pytest.mark.parametrize("name", ["both", "mse", "bce"])
+@pytest.mark.parametrize("name", ["both", "weighted, ignoring", "mse", "bce"])
 def test_hardware_equals_the_model(name):
-    loss, graph = LOSSES[name], every_operator(SAMPLES)
+    graph = every_operator(SAMPLES)
+    loss = loss_for(name, graph)
     options = StepOptions(loss=loss)
     schedule = make_schedule("1f1b-as", 2, COUNT)
     pipeline = build_pipeline(graph, [CORE] * 2, cut(graph, 2), schedule, options=options)

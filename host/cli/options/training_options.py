@@ -31,6 +31,7 @@ def training_options(function: Callable[..., Any]) -> Callable[..., Any]:
             given.pop("loss"),
             given.pop("label_smoothing"),
             ignores=given.pop("ignore_labels"),
+            classes=given.pop("class_weights"),
             mode=mode,
             kinds=given.pop("output_loss"),
             weights=given.pop("loss_weight"),
@@ -63,6 +64,13 @@ def training_options(function: Callable[..., Any]) -> Callable[..., Any]:
             "--ignore-labels",
             is_flag=True,
             help="Ignore labels below 0; the loss is the mean over the others of a mini-batch.",
+        ),
+        click.option(
+            "--class-weights",
+            metavar="NUMBER,...",
+            default="",
+            help="Factor with which labels of each class count, in the order of the classes, as "
+            "'weight' of PyTorch's CrossEntropyLoss [default: 1].",
         ),
         click.option(
             "--label-smoothing",
@@ -167,6 +175,7 @@ def chosen_loss(
     mode: str,
     kinds: Sequence[str] = (),
     weights: Sequence[str] = (),
+    classes: str = "",
 ) -> fpgapipe.Loss:
     """The loss that a command line selects, with those of outputs that have one of their own.
 
@@ -176,7 +185,13 @@ def chosen_loss(
         If it has options that do not go together.
     """
     own = _by_output("--output-loss", kinds)
-    factors = {name: _number(name, text) for name, text in _by_output("--loss-weight", weights)}
+    factors = {
+        name: _number(f"the weight of the loss of {name!r}", text)
+        for name, text in _by_output("--loss-weight", weights)
+    }
+    each_class = tuple(
+        _number("the weight of a class", text) for text in (classes.split(",") if classes else ())
+    )
     has_classes = "cross-entropy" in (kind, *dict(own).values())
 
     def loss_of(kind: str, weight: float) -> fpgapipe.Loss:
@@ -186,6 +201,7 @@ def chosen_loss(
             float(smoothing) if labels else 0.0,
             ignores and labels,
             weight,
+            class_weights=each_class if labels else (),
         )
 
     try:
@@ -214,11 +230,8 @@ def _by_output(option: str, texts: Sequence[str]) -> list[tuple[str, str]]:
     return list(found.items())
 
 
-def _number(name: str, text: str) -> float:
-
+def _number(what: str, text: str) -> float:
     try:
         return float(text)
     except ValueError:
-        raise UserError(
-            f"the weight of the loss of {name!r} must be a number, not {text!r}"
-        ) from None
+        raise UserError(f"{what} must be a number, not {text!r}") from None
