@@ -97,7 +97,8 @@ def load_data(name: str, graph: Graph, loss: Loss = CROSS_ENTROPY) -> Dataset:
     """
     wanted = Wanted.of(graph, loss)
     path = Path(name)
-    if is_npy_folder(path) or (path.suffix.lower() == ".npz" and not is_folder(path)):
+    is_npz = path.suffix.lower() == ".npz" and not is_folder(path)
+    if name not in SOURCES and (is_npz or is_npy_folder(path)):
         return read_arrays(path, wanted)
     for each in wanted.labels:
         if not each.loss.has_classes:

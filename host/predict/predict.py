@@ -13,7 +13,7 @@ import numpy as np
 from fpgapipe.errors import FileError, UserError
 from fpgapipe.files import write_output
 from fpgapipe.host.build.build import holding
-from fpgapipe.host.data.data import load_data
+from fpgapipe.host.data.data import SOURCES, load_data
 from fpgapipe.host.data.data_folder import classes_in, has_no_classes, read_images
 from fpgapipe.host.data.sample_checks import check_samples
 from fpgapipe.host.data.samples import Dataset, Samples, Wanted
@@ -109,7 +109,7 @@ def predict(
 def _classes_of(data: str | None) -> tuple[str, ...]:
     """Names of the classes that a run was trained with; empty if they are not known any more."""
     try:
-        return () if data is None else classes_in(Path(data))
+        return () if data is None or data in SOURCES else classes_in(Path(data))
     except FileError:
         return ()
 
@@ -129,7 +129,7 @@ def _samples(
             "positions of a sample; predict takes networks that give one for each sample"
         )
     wanted = Wanted.of(graph, loss)
-    if has_no_classes(Path(data)):
+    if data not in SOURCES and has_no_classes(Path(data)):
         samples, own, has_labels = read_images(Path(data), wanted), known, False
     else:
         dataset = load_data(data, graph, loss)

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -170,3 +171,19 @@ def test_what_is_refused(trained, pictures, tmp_path, capsys):
     assert "1.png: is no image of a format that is read" in refused(
         capsys, trained, "--data", tmp_path / "bat"
     )
+
+
+def test_a_folder_called_as_a_source_of_samples_is_not_taken_for_it(trained, tmp_path, monkeypatch):
+    """A build may have the name of its data, in the folder in which it is made."""
+    monkeypatch.chdir(tmp_path)
+    fpgapipe.run(trained, "model", data="random", steps=1, validates=False)
+    expected = fpgapipe.predict(trained, "random", first=20)
+    assert expected.classes == tuple(map(str, range(10)))
+    for each in ("hardware", "run"):
+        (tmp_path / "random" / each).mkdir(parents=True)
+    assert fpgapipe.predict(trained, "random", first=20) == expected
+    shutil.rmtree(tmp_path / "random")
+    (tmp_path / "random").mkdir()
+    Image.new("L", (8, 8)).save(tmp_path / "random" / "a.png")
+    np.save(tmp_path / "random" / "images.npy", np.zeros(3))
+    assert fpgapipe.predict(trained, "random", first=20) == expected
