@@ -366,7 +366,10 @@ def test_what_has_no_sense_is_refused():
         Loss(others=(("aux", LOSS),))
     with pytest.raises(UserError, match=r"^'axu' has a loss and is no output of heads; its outp"):
         check_network(graph, train=True, loss=Loss(others=(("axu", Loss()),)))
-    with pytest.raises(UserError, match=r"^labels can be ignored for 3 outputs, not for 5: their "):
+    with pytest.raises(
+        UserError,
+        match=r"^labels can be ignored, or classes have weights, for 3 outputs, not for 5: the ",
+    ):
         check_network(graph, train=True, loss=Loss(ignores=True))
     net = Network("flat", SAMPLES)
     x = net.linear(net.flatten(net.image(1, 4, 4)), 6, name="fine")
