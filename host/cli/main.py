@@ -68,6 +68,7 @@ COMMANDS = {
 IN_MODULE = {
     "cluster": "boards",
     "explore": "compare",
+    "profile": "plan",
     **dict.fromkeys(("export", "generate", "predict"), "trained"),
 }
 """Modules of commands that are not in one of their own name."""

