@@ -36,7 +36,9 @@ def measured(network: str, samples: int, count: int, schedule: str, steps: int) 
     with tempfile.TemporaryDirectory() as folder:
         profile, plan = Path(folder, "profile.csv"), Path(folder, "plan.json")
         profile.write_text(
-            fpgapipe.profile(network, samples=samples, device="cpu", repeats=5).to_csv()
+            fpgapipe.profile(
+                network, samples=samples, device="cpu", repeats=5, processes=2
+            ).to_csv()
         )
         planned = fpgapipe.plan_profile(
             profile, 2, straight=True, objective="minibatch", micro_batches=count, schedule=schedule

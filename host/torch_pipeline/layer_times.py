@@ -4,27 +4,37 @@ from __future__ import annotations
 
 import csv
 import io
+import signal
 import time
 from collections.abc import Callable
+from contextlib import contextmanager
 from dataclasses import astuple, dataclass
 from statistics import median
 from typing import TYPE_CHECKING
 
 import torch
+import torch.multiprocessing
 
+from fpgapipe.errors import UserError
 from fpgapipe.host.backends.torch_loss import loss_of
 from fpgapipe.host.torch_pipeline.stages import make_parts, parts_of
+from fpgapipe.host.torch_pipeline.workers import end_all
 from fpgapipe.network.frontends.profile import CSV_COLUMNS, SAMPLES
 from fpgapipe.network.initial_values import initial_parameters, random_batch
 from fpgapipe.network.losses import CROSS_ENTROPY
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
+    from multiprocessing.synchronize import Semaphore
 
+    from fpgapipe.host.make.networks import Loader
     from fpgapipe.network.graph import Graph
 
 WARM_UPS = 2
 """Passes through the network before those that are measured: libraries choose their algorithms."""
+
+LOOK_S = 1.0
+"""Seconds from one look at whether another process is alive to the next."""
 
 
 @dataclass(frozen=True)
@@ -139,6 +149,43 @@ def measure_parts(
             names, parts, medians, outputs, strict=True
         )
     ]
+
+
+@contextmanager
+def others_at_work(count: int, load: Loader, samples: int, threads: int) -> Iterator[None]:
+    """Let other processes go through the network meanwhile, as those of a pipeline do.
+
+    They take their share of the memory's bandwidth, and of processors that are two threads of one.
+    """
+    context = torch.multiprocessing.get_context("spawn")
+    ready = context.Semaphore(0)
+    others = [
+        context.Process(target=_work, args=(load, samples, threads, ready), daemon=True)
+        for _ in range(count)
+    ]
+    try:
+        for other in others:
+            other.start()
+        for other in others:
+            while not ready.acquire(timeout=LOOK_S):
+                if not other.is_alive():
+                    raise UserError(f"a process that measures beside has ended: {other.exitcode}")
+        yield
+    finally:
+        end_all(others)
+
+
+def _work(load: Loader, samples: int, threads: int, ready: Semaphore) -> None:
+    """Go through a network until this process is ended."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the first process hears it and ends the others
+    torch.set_num_threads(threads)
+
+    def tell(done: int, total: int) -> None:
+        if done == 1:
+            ready.release()
+
+    while True:
+        measure_parts(load(samples), "cpu", 1 << 20, tell)
 
 
 class _Clock:

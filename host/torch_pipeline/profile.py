@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from fpgapipe.errors import UserError
+from fpgapipe.errors import UserError, counted
 from fpgapipe.host.make.networks import loader
 from fpgapipe.host.terminal.console import Table, scaled
 from fpgapipe.host.terminal.progress import silent
@@ -90,6 +90,7 @@ def profile(
     device: str = "auto",
     repeats: int = 10,
     threads: int | None = None,
+    processes: int = 1,
     progress: Progress = silent,
 ) -> Profiled:
     """Measure a network in PyTorch, as `plan_profile` needs it.
@@ -106,6 +107,9 @@ def profile(
         Passes of which the times are the medians, after two that are not measured.
     threads : int, optional
         Threads of a processor; one if it is not given, as for processes of a pipeline.
+    processes : int
+        Processes that go through the network at the same time: as many as a pipeline on this
+        machine will have, which share its memory. On a GPU there is one.
     progress : callable
         Shows the progress.
 
@@ -117,9 +121,11 @@ def profile(
     """
     torch = require("torch", "a profile")
     from fpgapipe.host.backends.torch_backend import choose_device
-    from fpgapipe.host.torch_pipeline.layer_times import measure_parts
+    from fpgapipe.host.torch_pipeline.layer_times import measure_parts, others_at_work
 
     chosen = choose_device(device)
+    if chosen.type == "cuda" and processes > 1:
+        raise UserError("--processes is for processors; each process of a pipeline has its own GPU")
     threads = threads or 1
     load = loader(network)
     graph = load(samples)
@@ -129,7 +135,8 @@ def profile(
     try:
         with progress() as display:
             display.add_task("measuring", unit="passes")
-            parts = measure_parts(graph, str(chosen), repeats, display.count)
+            with others_at_work(processes - 1, load, samples, threads):
+                parts = measure_parts(graph, str(chosen), repeats, display.count)
     except NotImplementedError as error:
         raise UserError(str(error)) from None
     finally:
@@ -137,7 +144,7 @@ def profile(
     if chosen.type == "cuda":
         name = torch.cuda.get_device_name(chosen)
     else:
-        name = f"a processor with {threads} thread{'s' if threads > 1 else ''}"
+        name = f"a processor, {counted(threads, 'thread')} in {counted(processes, 'process', 'es')}"
     return Profiled(load.name, samples, name, parts)
 
 

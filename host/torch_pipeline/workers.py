@@ -31,8 +31,9 @@ from fpgapipe.network.initial_values import initial_parameters
 from fpgapipe.network.losses import CROSS_ENTROPY
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
     from multiprocessing.connection import Connection
+    from multiprocessing.process import BaseProcess
 
     from fpgapipe.host.make.networks import Loader
     from fpgapipe.network.graph import Graph
@@ -187,14 +188,17 @@ def train_in_pipeline(training: Training, on_step: Callable[[Step], object]) -> 
                 sender.close()
             return _listen([receiver for receiver, _ in pipes], training.steps, on_step)
         finally:
-            for rank in ranks:
-                if rank.pid is not None:
-                    rank.join(0.0 if rank.is_alive() else None)
-                    rank.terminate()
-            for rank in ranks:
-                if rank.pid is not None:
-                    rank.join(ENDING_S)
-                    rank.kill()
+            end_all(ranks)
+
+
+def end_all(processes: Sequence[BaseProcess]) -> None:
+    """End some processes that may have ended, or not have begun."""
+    begun = [each for each in processes if each.pid is not None]
+    for each in begun:
+        each.terminate()
+    for each in begun:
+        each.join(ENDING_S)
+        each.kill()
 
 
 def _listen(
@@ -213,7 +217,7 @@ def _listen(
             except EOFError:
                 raise UserError(f"rank {rank} of the pipeline has ended without a word") from None
             if isinstance(message, str):
-                raise UserError(f"rank {rank} of the pipeline has failed:\n{message}")
+                raise UserError(f"rank {rank} of the pipeline has failed: {message}")
             number, own = message
             told.setdefault(number, {})[rank] = own
             if len(told[number]) == len(receivers):
@@ -231,9 +235,10 @@ def _serve(rank: int, training: Training, folder: str, sender: Connection) -> No
     try:
         for number, step in enumerate(_steps(rank, training, Path(folder))):
             sender.send((number, step))
-    except BaseException:
+    except BaseException as error:
+        told = str(error) if isinstance(error, UserError) else traceback.format_exc(limit=-3)
         with suppress(OSError):
-            sender.send(traceback.format_exc(limit=-3))
+            sender.send(told)
         raise SystemExit(1) from None
 
 

@@ -114,7 +114,8 @@ def random_inputs(graph):
 
 def test_from_a_profile_to_equal_losses(cli, tmp_path):
     profile, plan = tmp_path / "lenet5.csv", tmp_path / "plan.json"
-    code, out, err = cli("profile", "lenet5", "--samples", "4", "--repeats", "2", "-o", profile)
+    options = ["--samples", "4", "--repeats", "2", "--processes", "2"]
+    code, out, err = cli("profile", "lenet5", *options, "-o", profile)
     assert code == 0, err
     assert "all passes of a micro-batch" in out
     rows = list(csv.DictReader(profile.read_text().splitlines()))
@@ -259,6 +260,11 @@ def test_samples_of_a_profile(tmp_path):
     path.write_text(f"{header}\na,1,1,1,1,1,8\nb,1,1,1,1,1,4\n")
     with pytest.raises(fpgapipe.UserError, match="samples is 4, and 8 in the row before"):
         fpgapipe.plan_profile(path, 2, straight=True)
+
+
+def test_a_process_that_measures_beside_and_fails():
+    with pytest.raises(fpgapipe.UserError, match="measures beside has ended"):
+        fpgapipe.profile(partial(skipping, main=os.getpid()), device="cpu", processes=2)
 
 
 def test_a_profile_of_several_outputs():

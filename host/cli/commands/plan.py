@@ -187,6 +187,12 @@ def _shared(options: dict[str, Any]) -> dict[str, Any]:
 )
 @click.option("--threads", type=ranges.THREADS, help="Threads on a processor [default: 1].")
 @click.option(
+    "--processes",
+    type=ranges.PROCESSES,
+    default=1,
+    help="Processes that do so at the same time, as many as a pipeline here will have.",
+)
+@click.option(
     "-o",
     "--output",
     metavar="FILE",
@@ -199,6 +205,7 @@ def profile(
     device: str,
     repeats: int,
     threads: int | None,
+    processes: int,
     output: str | None,
     as_json: bool,
 ) -> None:
@@ -214,6 +221,7 @@ def profile(
         device=device,
         repeats=repeats,
         threads=threads,
+        processes=processes,
         progress=progress,
     )
     if output:

@@ -120,6 +120,9 @@ SMOOTHING = Real(0, 1, below=True)
 PERCENTILE = Real(90, 100)
 """Percentage of a tensor's elements that INT8 represents without saturation."""
 
+PROCESSES = Whole(1, 64)
+"""Processes that measure at the same time."""
+
 THREADS = Whole(1, 256)
 ERROR_RATE = Real(0, 1, below=True)
 WATCH = Real(0, 3600)
