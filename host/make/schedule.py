@@ -74,7 +74,7 @@ class Timetable(Result):
             is_unicode = (sys.stdout.encoding or "").lower().startswith("utf")
             yield draw_text(made, width=width, unicode=is_unicode)
         yield f"makespan {made.makespan_s:g} s, bubble rate {made.bubble_rate:.2%}"
-        yield f"micro-batches of features kept: {'/'.join(map(str, made.peak_microbatches()))}"
+        yield f"micro-batches of activations kept: {'/'.join(map(str, made.peak_microbatches()))}"
         yield f"versions of weights kept: {'/'.join(map(str, self.verdict.weight_versions))}"
         yield f"results that each link must hold: {self.verdict.fifo_depth}"
 

@@ -77,7 +77,7 @@ def check_schedule(
             faults.append(str(error))
     if memory_limit is not None:
         faults += [
-            f"device {device} keeps the features of {peak} micro-batches, it has room for {room}"
+            f"device {device} keeps the activations of {peak} micro-batches, it has room for {room}"
             for device, (peak, room) in enumerate(zip(peaks, memory_limit, strict=True))
             if peak > room
         ]

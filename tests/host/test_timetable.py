@@ -208,7 +208,7 @@ def test_hover_text_says_what_where_when_and_how_much():
     titles = [title for _, title, _, _ in found]
     assert titles[0] == ["F0: forward, micro-batch 0", "left, stage 0", "0 s to 1 ms", "takes 1 ms"]
     assert [
-        "features of micro-batch 1, from stage 0",
+        "activations of micro-batch 1, from stage 0",
         "left → right",
         "2 ms to 2.2 ms",
         "takes 200 µs",
@@ -334,7 +334,7 @@ def test_trace_names_and_microseconds():
         {
             "ph": "X",
             "name": "SF0",
-            "cat": "send features",
+            "cat": "send activations",
             "pid": 0,
             "tid": 3,
             "ts": 0.0,

@@ -30,8 +30,8 @@ KIND_WORDS = {
     TaskKind.DX: "input gradient",
     TaskKind.DW: "weight gradient",
     TaskKind.U: "update",
-    TaskKind.SF: "send features",
-    TaskKind.RF: "receive features",
+    TaskKind.SF: "send activations",
+    TaskKind.RF: "receive activations",
     TaskKind.SB: "send gradient",
     TaskKind.RB: "receive gradient",
 }

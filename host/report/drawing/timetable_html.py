@@ -93,7 +93,7 @@ def _facts(timeline: Timeline, rows: list[Row]) -> Iterator[tuple[str, str]]:
     yield "Bubble", percent(timeline.bubble_rate)
     yield "Devices", f"{schedule.num_devices:,}"
     yield "Micro-batches", f"{schedule.num_microbatches:,}"
-    yield "Most features kept", counted(max(timeline.peak_microbatches()), "micro-batch", "es")
+    yield "Most activations kept", counted(max(timeline.peak_microbatches()), "micro-batch", "es")
     span = span_of(rows)
     loads = [row.busy_s / span for row in rows if row.is_link and span > 0]
     if loads:

@@ -336,7 +336,7 @@ class _Picture:
         which = f"micro-batch {microbatch}" if microbatch >= 0 else "all micro-batches"
         words = KIND_WORDS[kind]
         if row.is_link:
-            words = "features" if kind == TaskKind.SF else "gradient"
+            words = "activations" if kind == TaskKind.SF else "gradient"
             lines = [f"{words} of {which}, from stage {stage}"]
             lines.append(f"{self.names[row.device]} → {self.names[row.destination]}")
         else:

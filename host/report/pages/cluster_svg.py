@@ -139,7 +139,7 @@ def _traffic(subject: Subject, i: int) -> tuple[str, str, str, str]:
     words = [
         f"{subject.names[one]} to {subject.names[other]}: {rate}",
         f"{link.protocol}, latency {duration(link.latency_s)}",
-        f"{sends} of features, {returns} of gradients a micro-batch",
+        f"{sends} of activations, {returns} of gradients a micro-batch",
         *_crossings(subject, i),
     ]
     for busy, way in _busy(subject, i):
@@ -169,7 +169,7 @@ def _busy(subject: Subject, i: int) -> Iterator[tuple[float, str]]:
     for link in measured.links if measured else ():
         cycles = link.busy_cycles.rtl
         if {link.source, link.destination} == {one, other} and total and cycles is not None:
-            yield cycles / total, "features" if link.source == one else "gradients"
+            yield cycles / total, "activations" if link.source == one else "gradients"
 
 
 def _wire(subject: Subject, i: int, x: float, y: float, gap: int) -> Iterator[str]:
@@ -221,7 +221,7 @@ def _cut(words: str, chars: int) -> str:
 
 def _stage_table(subject: Subject) -> str:
     headings = [
-        Heading("Stage", hint="In the order in which features flow"),
+        Heading("Stage", hint="In the order in which activations flow"),
         Heading("Device", False),
         Heading("Array"),
         Heading("Layers"),
