@@ -26,7 +26,7 @@ from fpgapipe.partition.explore.planned import as_plan
 from fpgapipe.partition.explore.smallest import THROUGHPUT, explore_smallest
 from fpgapipe.partition.placed_nodes import PlacedNodes
 from fpgapipe.partition.plan import Plan
-from fpgapipe.partition.pricing.climb import FASTEST, SLACK, cheapest_first, climb
+from fpgapipe.partition.pricing.climb import SLACK, Combination, cheapest_first, climb
 from fpgapipe.partition.pricing.machine import (
     PRICES_S,
     PROGRAMS_S,
@@ -184,30 +184,22 @@ def _estimated(plan: Plan, request: Request) -> Timeline:
 
 
 @dataclass(frozen=True, eq=False)
-class _Look:
-    """A number of micro-batches and a core of each kind of device.
+class _Look(Combination):
+    """A core of each kind of device, and the best candidate of the formulas with it.
 
     Attributes
     ----------
-    count : int
     cores : dict of DeviceSpec to NodeSpec
     estimate : Candidate
-        The best of the formulas for them.
     """
 
-    count: int
     cores: dict[DeviceSpec, NodeSpec]
     estimate: Candidate
 
-    @cached_property
-    def key(self) -> str:
-        """Name of the cores."""
-        return repr(self.cores)
-
-    @cached_property
-    def engines(self) -> int:
-        """GEMM engines of a core."""
-        return max(node.core.num_engines for node in self.cores.values())
+    @property
+    def count(self) -> int:
+        """Number of micro-batches."""
+        return self.estimate.num_microbatches
 
     @property
     def node(self) -> NodeSpec:
@@ -219,13 +211,10 @@ class _Look:
         """Number of micro-batches."""
         return self.count
 
-    @property
-    def alike(self) -> tuple[int, bool]:
-        """Those that formulas can compare have as many engines, and both one device or several.
-
-        A pipeline takes longer than formulas say, as its stages wait for each other.
-        """
-        return self.engines, len(self.cores) == 1
+    @cached_property
+    def key(self) -> str:
+        """Name of the cores."""
+        return repr(self.cores)
 
     @property
     def estimate_s(self) -> float:
@@ -233,13 +222,12 @@ class _Look:
         return self.estimate.steady_s
 
     @property
-    def least_s(self) -> float:
-        """Seconds below which no program has been seen.
+    def alike(self) -> tuple[int, bool]:
+        """Those that formulas can compare have as many engines, and both one device or several.
 
-        Formulas leave out what a program does besides arithmetic. Where forward and backward passes
-        have engines of their own, formulas let each take as long as if both were always at work.
+        A pipeline takes longer than formulas say, as its stages wait for each other.
         """
-        return self.estimate_s * min(FASTEST, 1 / self.engines)
+        return self.engines, len(self.cores) == 1
 
 
 @dataclass
@@ -320,7 +308,7 @@ class _Search:
             cores = {devices[part.position]: part.node for part in each.stages if part.node}
             kinds = {device: cores[device] for device in devices if device in cores}
             if len(kinds) == len(set(devices)) or len(each.stages) == 1:
-                look = _Look(each.num_microbatches, kinds, each)
+                look = _Look(kinds, each)
                 found.setdefault((look.count, look.key), look)
         return list(found.values())
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from math import inf
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Hashable, Sequence
+
+    from fpgapipe.hw.hls_models.spec.node import NodeSpec
 
 NEAR_CORES = 1.3
 """Cores are tried that by formulas take at most this many times as long as the fastest one."""
@@ -27,24 +30,47 @@ SLACK = 0.12
 which a whole program may be faster; 0.1 was seen."""
 
 
-class Combination(Protocol):
+class Combination(ABC):
     """A number of micro-batches and cores, with what formulas say of them."""
 
     @property
+    @abstractmethod
     def count(self) -> int:
         """Number of micro-batches."""
 
     @property
+    @abstractmethod
+    def node(self) -> NodeSpec:
+        """The first device's core, port and lanes."""
+
+    @property
+    @abstractmethod
+    def way(self) -> Hashable:
+        """How the work is divided, whatever the core."""
+
+    @property
+    @abstractmethod
     def key(self) -> str:
         """Name of the cores, and of whatever else sets it apart from others with its count."""
 
     @property
+    @abstractmethod
     def estimate_s(self) -> float:
         """Seconds of a mini-batch by formulas."""
 
     @property
+    def engines(self) -> int:
+        """GEMM engines of a core; all cores have as many."""
+        return self.node.core.num_engines
+
+    @property
     def least_s(self) -> float:
-        """Seconds below which no program has been seen."""
+        """Seconds below which no program has been seen.
+
+        Formulas leave out what a program does besides arithmetic. Where forward and backward passes
+        have engines of their own, formulas let each take as long as if both were always at work.
+        """
+        return self.estimate_s * min(FASTEST, 1 / self.engines)
 
 
 Look = TypeVar("Look", bound=Combination)

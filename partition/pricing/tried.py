@@ -8,7 +8,7 @@ from __future__ import annotations
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from math import inf
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from fpgapipe.errors import UserError
 from fpgapipe.lowering.schedule.schedule import ScheduleError
@@ -27,7 +27,7 @@ from fpgapipe.partition.schedule.schedule_kinds import num_engines_of
 from fpgapipe.partition.search.problem import PlanError
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Hashable, Iterable, Iterator, Sequence
+    from collections.abc import Container, Iterable, Iterator, Sequence
 
     from fpgapipe.hw.hls_models.spec.device import DeviceSpec
     from fpgapipe.hw.hls_models.spec.node import NodeSpec
@@ -41,19 +41,7 @@ MOST_CORES = 2
 """Cores that short programs compare."""
 
 
-class OnCores(Combination, Protocol):
-    """A combination whose first device has a core."""
-
-    @property
-    def node(self) -> NodeSpec:
-        """The node with that core."""
-
-    @property
-    def way(self) -> Hashable:
-        """How the work is divided, whatever the core."""
-
-
-Look = TypeVar("Look", bound=OnCores)
+Look = TypeVar("Look", bound=Combination)
 
 
 @dataclass(frozen=True, eq=False)
@@ -178,7 +166,7 @@ def by_cores(
     network : str
         The name under which the network was loaded.
     looks : sequence of Combination
-        With attributes `node` and `way`; the best by formulas is the first.
+        The best by formulas is the first.
     most_s : float
         Seconds, as they are estimated, that a program takes at most.
 

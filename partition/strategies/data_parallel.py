@@ -17,7 +17,7 @@ from fpgapipe.partition.explore.candidate import device_chain, on_every_device, 
 from fpgapipe.partition.explore.cut_problem import memory_fault
 from fpgapipe.partition.explore.explorer import KnownGraphs, core_choices, splits_of
 from fpgapipe.partition.explore.planned import as_plan
-from fpgapipe.partition.pricing.climb import FASTEST, SLACK, cheapest_first, climb
+from fpgapipe.partition.pricing.climb import SLACK, Combination, cheapest_first, climb
 from fpgapipe.partition.pricing.machine import (
     PRICES_S,
     effort_of,
@@ -277,7 +277,7 @@ def priced_best(
 
 
 @dataclass(frozen=True, eq=False)
-class _Estimated:
+class _Estimated(Combination):
     """A candidate, and what formulas say of its plan."""
 
     number: int
@@ -315,11 +315,6 @@ class _Estimated:
     def estimate_s(self) -> float:
         """Seconds of a mini-batch by formulas."""
         return self.plan.predicted.minibatch_s
-
-    @property
-    def least_s(self) -> float:
-        """Seconds below which no program has been seen."""
-        return self.estimate_s * FASTEST
 
 
 def _priced(request: Request, graph: Graph, plan: Plan) -> tuple[Plan, Timeline] | UserError:
