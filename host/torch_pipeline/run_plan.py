@@ -15,6 +15,7 @@ from fpgapipe.host.terminal.result import Result
 from fpgapipe.host.torch_pipeline.plan_file import read_pipeline_plan
 from fpgapipe.host.torch_pipeline.profile import check_one_output
 from fpgapipe.lowering.schedule.pytorch_csv import to_pytorch_csv
+from fpgapipe.lowering.schedule.schedule import TaskKind
 from fpgapipe.optional import require
 from fpgapipe.partition.schedule.schedule_kinds import make_schedule
 
@@ -215,16 +216,19 @@ def run_plan(
         )
     graph = load(microbatch)
     check_one_output(graph)
-    from fpgapipe.host.torch_pipeline.stages import dropping_layers
+    from fpgapipe.host.torch_pipeline.stages import check_split, dropping_layers
 
     if checks and (drops := next(dropping_layers(graph), None)):
         raise UserError(
             f"layer {drops!r} drops elements at random, other ones in each process, so the losses "
             "are not those of one process; leave out --check"
         )
+    stages = found.cuts(graph)
+    if any(TaskKind.DW in lane.kinds for lane in schedule.lanes):
+        check_split(graph, stages)
     training = workers.Training(
         load=load,
-        stages=found.cuts(graph),
+        stages=stages,
         order=workers.without_transfers(to_pytorch_csv(schedule)),
         microbatch=microbatch,
         num_microbatches=found.num_microbatches,

@@ -131,6 +131,7 @@ def make_parts(
             "another place, is there twice, or ends them too early"
         )
     between = tensors_between(graph)
+    between[0] = tuple(graph.inputs)  # also those that nothing reads
     ends = [0]
     for part in cuts:
         ends.append(ends[-1] + len(part))
@@ -155,6 +156,42 @@ def shared_parameters(graph: Graph, cuts: Iterable[Sequence[str]]) -> dict[str, 
         for parameter in (each for name in part for each in graph.layers[name].parameters):
             owners.setdefault(parameter.name, {})[number] = None
     return {name: tuple(own) for name, own in owners.items() if len(own) > 1}
+
+
+def check_split(graph: Graph, cuts: Sequence[Sequence[str]]) -> None:
+    """Refuse stages whose backward pass PyTorch cannot do in two halves.
+
+    PyTorch finds the gradients of weights from places on the way to the gradient of the stage's
+    input. Weights that lie on another way would get none, without a word. The first stage has a
+    whole backward pass.
+
+    Raises
+    ------
+    UserError
+        If a stage gives a tensor with a gradient that comes from no tensor with one that it takes.
+    """
+    carrying: set[str] = set()
+    for number, part in enumerate(cuts):
+        own: set[str] = set()  # carries a gradient
+        reached: set[str] = set()  # and does so because a tensor that the stage takes does
+        for name in part:
+            layer = graph.layers[name]
+            through = {layer.inputs[index] for index in graph.input_gradients(name)}
+            if through or any(each.spec.trainable for each in layer.parameters):
+                own.add(name)
+            if not through.isdisjoint(carrying | reached):
+                reached.add(name)
+        later = {name for other in cuts[number + 1 :] for name in other}
+        read = {each for name in later for each in graph.layers[name].inputs}
+        for name in part if number else ():
+            if name in own - reached and (name in read or name in graph.outputs):
+                raise UserError(
+                    f"stage {number} gives {name!r}, whose gradient comes from no tensor of the "
+                    "stages before, as if these had nothing to learn; PyTorch does not split such "
+                    "a backward pass: plan with a schedule that has whole ones (gpipe, 1f1b), or "
+                    "cut the network elsewhere"
+                )
+        carrying |= own
 
 
 def dropping_layers(graph: Graph) -> Iterator[str]:

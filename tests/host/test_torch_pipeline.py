@@ -6,22 +6,37 @@ import os
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import fpgapipe
 from fpgapipe.network.frontends.profile import CSV_COLUMNS
 from fpgapipe.network.graph import GraphBuilder
 from fpgapipe.network.initial_values import initial_parameters
-from fpgapipe.network.operators import Activation, Binary, Dropout, Embedding, Flatten, Linear
+from fpgapipe.network.operators import (
+    Activation,
+    Binary,
+    Detach,
+    Dropout,
+    Embedding,
+    Flatten,
+    Linear,
+)
 from fpgapipe.network.operators.tensors import DType, Tensor
 
 pytest.importorskip("torch")
 
 import torch
+from torch.distributed.pipelining._backward import stage_backward_input, stage_backward_weight
 
 from fpgapipe.host.backends.torch_reference import forward
 from fpgapipe.host.torch_pipeline.run_plan import TOLERANCE
-from fpgapipe.host.torch_pipeline.stages import make_parts, parts_of, tensors_between
+from fpgapipe.host.torch_pipeline.stages import (
+    check_split,
+    make_parts,
+    parts_of,
+    tensors_between,
+)
 from fpgapipe.host.torch_pipeline.workers import train_alone
 
 
@@ -183,6 +198,92 @@ def test_a_plan_of_boards(tmp_path, monkeypatch):
     assert found.predicted_s is None
 
 
+def random_network(seed: int, samples: int = 2):
+    """A network with several ways, some of which have nothing to learn."""
+    rng = np.random.default_rng(seed)
+    net = GraphBuilder(f"random{seed}", samples)
+    there = [net.input("x", Tensor((samples, 4))), net.input("y", Tensor((samples, 4)))]
+    for number in range(int(rng.integers(3, 9))):
+        one, other = (there[int(index)] for index in rng.integers(0, len(there), 2))
+        name, kind = f"l{number}", rng.integers(0, 5)
+        if kind == 0:
+            there.append(net.add(name, Activation("tanh"), one))
+        elif kind == 1:
+            there.append(net.add(name, Binary("add"), one, other))
+        elif kind == 2:
+            there.append(net.add(name, Detach(), one))
+        else:
+            there.append(net.add(name, Linear(4), one))
+    net.add("last", Linear(3), there[-1])
+    return net.build(["last"])
+
+
+def split_gradients(graph, cuts, values):
+    """Gradients as PyTorch's stages find them in two halves, and those of a whole backward pass."""
+    inputs, labels = random_inputs(graph)
+    parts = make_parts(graph, cuts, values)
+    between = tensors_between(graph)
+    ends = np.cumsum([0, *map(len, cuts)])
+    known, seen = dict(inputs), []
+    for number, part in enumerate(parts):
+        takes = [known[name] for name in (between[ends[number]] if number else graph.inputs)]
+        x = [each.detach().requires_grad_(each.requires_grad) for each in takes]
+        y = part.train()(*x)
+        y = y if isinstance(y, tuple) else (y,)
+        seen.append((part, x, y))
+        known |= dict(zip(between[ends[number + 1]], y, strict=True))
+    loss = torch.nn.functional.cross_entropy(seen[-1][2][0], torch.from_numpy(labels))
+    gradients, found = None, {}
+    for number, (part, x, y) in reversed(list(enumerate(seen))):
+        outputs = [loss] if gradients is None else list(y)
+        if number == 0:
+            for output, gradient in zip(y, gradients, strict=True):
+                if gradient is not None:
+                    output.backward(gradient, retain_graph=True)
+        else:
+            gradients, groups = stage_backward_input(outputs, gradients, x, part.parameters())
+            stage_backward_weight(part.parameters(), groups)
+        for name, place in part.places.items():
+            gradient = getattr(part, place).grad
+            found[name] = torch.zeros(()) if gradient is None else gradient
+    (whole,) = make_parts(graph, [tuple(graph.layers)], values)
+    torch.nn.functional.cross_entropy(
+        whole.train()(*inputs.values()), torch.from_numpy(labels)
+    ).backward()
+    expected = {
+        name: torch.zeros(()) if (g := getattr(whole, place).grad) is None else g
+        for name, place in whole.places.items()
+    }
+    return found, expected
+
+
+def test_split_backward_passes_are_right_or_refused():
+    """PyTorch finds every gradient of what is accepted, and not those of all that is refused."""
+    accepted = refused = wrong = 0
+    for seed in range(100):
+        graph = random_network(seed)
+        names = list(graph.layers)
+        for cut in range(1, len(names)):
+            cuts = [tuple(names[:cut]), tuple(names[cut:])]
+            try:
+                check_split(graph, cuts)
+                accepted += 1
+                is_refused = False
+            except fpgapipe.UserError:
+                refused += 1
+                is_refused = True
+            found, expected = split_gradients(graph, cuts, initial_parameters(graph, seed))
+            same = all(
+                torch.allclose(found[name], expected[name], rtol=1e-4, atol=1e-6)
+                for name in expected
+            )
+            assert same or is_refused, (seed, cuts)
+            wrong += not same
+    assert accepted > 150
+    assert refused
+    assert wrong
+
+
 def test_a_process_that_fails(tmp_path):
     plan = plan_of(tmp_path / "plan.json", [("flatten", "one"), ("three",)])
     network = partial(skipping, main=os.getpid())
@@ -203,6 +304,7 @@ def test_a_process_that_fails(tmp_path):
         (skipping, [("flatten", "one"), ("sum",)], {}, "ends them too early"),
         (tokens, [("words",), ("classes",)], {}, "a tensor of int64"),
         (dropping, [("drop",), ("one",)], {}, "at random"),
+        (skipping, [("flatten",), ("three",)], {"schedule": "zb-h1"}, "stage 1 gives 'three'"),
     ],
 )
 def test_refusals(tmp_path, network, stages, change, fault):
