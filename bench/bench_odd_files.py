@@ -151,6 +151,12 @@ def _platform(folder: Path) -> None:
     (folder / "p.yaml").write_text(f"bytes_per_element: 4\nsamples: 10\n{links}\n")
 
 
+def _profile(folder: Path) -> None:
+    row = "1,1,1,1,1\n"
+    columns = "forward_s,backward_input_s,backward_weight_s,output_bytes,weight_bytes"
+    (folder / "p.csv").write_text(f"layer,{columns}\na,{row}b,{row}")
+
+
 def _images(folder: Path) -> None:
     from PIL import Image
 
@@ -211,6 +217,9 @@ KINDS = (
     Kind("network of bench step", "bench step --network {}", "odd.onnx"),
     Kind("profile .txt", "plan --profile {} --devices 2 --straight", "odd.txt"),
     Kind("profile .csv", "plan --profile {} --devices 2 --straight", "odd.csv"),
+    Kind("network of profile", "profile {} --device cpu", "odd.onnx"),
+    Kind("plan of run", "run {} --backend torch", "odd.json"),
+    Kind("network of run", "run {build}/plan.json --backend torch --network {}", "odd.onnx"),
     Kind("schedule of plan", "plan lenet5 --board u280 --devices 2 --batch 2 --from-csv {}",
          "odd.csv"),
     Kind("schedule of schedule", "schedule --from-csv {}", "odd.csv"),
@@ -294,6 +303,10 @@ KINDS = (
       for name in ("svg", "html", "trace", "csv")),
     *(Kind(f"output of plan --{name}", f"plan lenet5 {PLAN} --{name} {{}}", "out", optional=True)
       for name in ("output", "html", "svg", "trace")),
+    Kind("output of plan --profile", "plan --profile {home}/p.csv --devices 2 --straight -o {}",
+         "out.json", prepare=_profile, optional=True),
+    Kind("output of profile", "profile lenet5 --device cpu --samples 1 --repeats 1 -o {}",
+         "out.csv", optional=True),
     # The device that does not exist ends the command before anything is simulated.
     Kind("output --waves", "run {build} --waves-device 9 --waves {}", "out.vcd"),
     Kind("output of report", "report {build} -o {}", "out", optional=True),

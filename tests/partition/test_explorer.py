@@ -348,8 +348,8 @@ BOARDS = ("--board", "u280", "--devices", "2")
         (("--profile", "x.csv", *BOARDS), "leave out the network, board and cluster"),
         (("--profile", "x.csv"), "--profile needs --devices"),
         (
-            ("--profile", "x.csv", "--devices", "2", "-o", "x"),
-            "--output does not go with --profile",
+            ("--profile", "x.csv", "--devices", "2", "--html", "x"),
+            "--html does not go with --profile",
         ),
         (("--profile", "x.csv", "--devices", "2"), "--profile needs --bandwidth in bytes/s"),
     ],

@@ -219,7 +219,9 @@ def test_many_faults_are_counted():
 
 def test_memory_limits():
     verdict = check_schedule(make_schedule("gpipe", 2, 5), memory_limit=[5, 4])
-    assert verdict.faults == ("device 1 keeps the activations of 5 micro-batches, it has room for 4",)
+    assert verdict.faults == (
+        "device 1 keeps the activations of 5 micro-batches, it has room for 4",
+    )
 
 
 @pytest.mark.parametrize("value", [-1, float("nan"), float("inf")])

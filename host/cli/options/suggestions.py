@@ -78,7 +78,8 @@ class Command(click.Command):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Read the command line."""
         options = {name for param in self.params for name in param.opts}
-        names_network = "--network" in options
+        arguments = any(isinstance(param, click.Argument) for param in self.params)
+        names_network = "--network" in options and not arguments
         ctx.allow_extra_args = names_network
         try:
             rest = super().parse_args(ctx, args)
