@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Rule:
+class Rule(ABC):
     """Rule for the rows of an array in a file.
 
     Attributes
@@ -66,13 +67,13 @@ class Rule:
             text = self.must(raw[at], self.place(at, numbers))
             raise FileError(self.path, [f"array {self.name} must {text}"])
 
+    @abstractmethod
     def wrong(self, raw: NDArray[Any]) -> NDArray[np.int64]:
         """Indices of numbers that do not fit, one a row."""
-        raise NotImplementedError
 
+    @abstractmethod
     def must(self, value: Any, place: str) -> str:
         """What all numbers must be, and which one at which place is not."""
-        raise NotImplementedError
 
     def place(self, at: tuple[int, ...], numbers: NDArray[np.int64]) -> str:
         """Where in the file an index leads."""
