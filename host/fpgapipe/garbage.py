@@ -12,6 +12,11 @@ def end_after_command() -> None:
     _process["ends"] = True
 
 
+def collect_rarely() -> None:
+    """Collect garbage seldom from now on; see `rare_collections`."""
+    gc.set_threshold(1_000_000, 20, 100)
+
+
 @contextlib.contextmanager
 def rare_collections(*, last: bool = False) -> Iterator[None]:
     """Collect garbage seldom.
@@ -27,7 +32,7 @@ def rare_collections(*, last: bool = False) -> Iterator[None]:
         there at the end is then not collected, but left to the operating system.
     """
     before = gc.get_threshold()
-    gc.set_threshold(1_000_000, 20, 100)
+    collect_rarely()
     try:
         yield
     finally:

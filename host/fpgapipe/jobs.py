@@ -12,6 +12,8 @@ import contextlib
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
+from fpgapipe.garbage import collect_rarely
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from concurrent.futures import Future
@@ -55,7 +57,7 @@ def local_processes(count: int) -> Iterator[Pool]:
     from concurrent.futures import ProcessPoolExecutor
 
     spawn = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(count, mp_context=spawn) as pool:
+    with ProcessPoolExecutor(count, mp_context=spawn, initializer=collect_rarely) as pool:
         yield pool
 
 

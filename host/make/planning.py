@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from fpgapipe.boards.cluster import Cluster
 from fpgapipe.errors import UserError, nearest, shown
+from fpgapipe.garbage import rare_collections
 from fpgapipe.host.terminal.progress import Progress, silent
 from fpgapipe.hw.hls_models.spec.device import ClusterSpec
 from fpgapipe.hw.hls_models.spec.systolic import Form
@@ -65,7 +66,7 @@ def best_pipeline(
     request: Request, network: str, *, smallest: bool = False, progress: Progress = silent
 ) -> BestPlan:
     """The best plan of a pipeline; see `fpgapipe.partition.pricing.best_plan.best_plan`."""
-    with progress() as display, phase("planning"):
+    with progress() as display, phase("planning"), rare_collections():
         display.add_task("planning")
         return best_plan(request, network, smallest=smallest, on_step=display.count)
 
@@ -127,7 +128,7 @@ def plan_shards(
     """
     known = strategy in STRATEGIES
     given = None if known else StrategyFile.read(Path(strategy))
-    with progress() as display, phase("planning"):
+    with progress() as display, phase("planning"), rare_collections():
         display.add_task("planning")
         if given is None:
             search = STRATEGIES[strategy].search

@@ -9,6 +9,7 @@ products and stores overlap as far as the slots allow.
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum
+from functools import cache
 
 from fpgapipe.hw.hls_models.isa.instructions import WORD_BYTES, Instruction, Opcode
 from fpgapipe.hw.hls_models.isa.program import Program
@@ -111,46 +112,52 @@ def rings_for(
     least_slots : int
     """
     slots_bytes = (max(sizes[0], WORD_BYTES), max(sizes[1], WORD_BYTES), sizes[2])
+    needed = [
+        size * min(least_slots, most) for size, most in zip(slots_bytes, distinct, strict=True)
+    ]
     for regions in _regions(scratchpad):
-        slots = [
-            min(room // size, number)
-            for (_, room), size, number in zip(regions.values(), slots_bytes, distinct, strict=True)
-        ]
-        if all(n >= min(least_slots, most) for n, most in zip(slots, distinct, strict=True)):
-            bases = (base for base, _ in regions.values())
-            yield Rings(*map(Ring, bases, slots_bytes, slots))
+        (_, a), (_, b), (_, result) = regions
+        if needed[0] <= a and needed[1] <= b and needed[2] <= result:
+            yield Rings(
+                *(
+                    Ring(base, size, min(room // size, number))
+                    for (base, room), size, number in zip(
+                        regions, slots_bytes, distinct, strict=True
+                    )
+                )
+            )
 
 
 def may_fit(sizes: Sequence[int], scratchpad: ScratchpadSpec) -> bool:
     """Whether tiles of these sizes (streamed, stationary, result) fit with one slot for each."""
     return any(
-        all(size <= room for size, (_, room) in zip(sizes, regions.values(), strict=True))
+        all(size <= room for size, (_, room) in zip(sizes, regions, strict=True))
         for regions in _regions(scratchpad)
     )
 
 
-def _regions(scratchpad: ScratchpadSpec) -> Iterator[dict[str, tuple[int, int]]]:
-    bank = scratchpad.bank_bytes
-    if scratchpad.banks == 1:
+@cache
+def _regions(scratchpad: ScratchpadSpec) -> tuple[tuple[tuple[int, int], ...], ...]:
+    """Base and bytes of the parts of the rings, in the order of `Rings`, in all ways."""
+    bank, banks = scratchpad.bank_bytes, scratchpad.banks
+    if banks == 1:
         part = bank // 4
-        yield {"a": (0, part), "b": (part, part), "result": (2 * part, 2 * part)}
-        yield {"a": (0, 2 * part), "b": (2 * part, part), "result": (3 * part, part)}
-        yield {"a": (0, part), "b": (part, 2 * part), "result": (3 * part, part)}
-        return
-    if scratchpad.banks == 2:
-        for share in (bank // 4, bank // 2, 3 * bank // 4):
-            yield {"a": (0, bank), "b": (bank, share), "result": (bank + share, bank - share)}
-        return
-    for a in range(1, scratchpad.banks - 1):
-        for b in range(1, scratchpad.banks - a):
-            if scratchpad.banks > 8 and (a & (a - 1) or b & (b - 1)):
-                continue
-            rest = scratchpad.banks - a - b
-            yield {
-                "a": (0, a * bank),
-                "b": (a * bank, b * bank),
-                "result": ((a + b) * bank, rest * bank),
-            }
+        return (
+            ((0, part), (part, part), (2 * part, 2 * part)),
+            ((0, 2 * part), (2 * part, part), (3 * part, part)),
+            ((0, part), (part, 2 * part), (3 * part, part)),
+        )
+    if banks == 2:
+        return tuple(
+            ((0, bank), (bank, share), (bank + share, bank - share))
+            for share in (bank // 4, bank // 2, 3 * bank // 4)
+        )
+    return tuple(
+        ((0, a * bank), (a * bank, b * bank), ((a + b) * bank, (banks - a - b) * bank))
+        for a in range(1, banks - 1)
+        for b in range(1, banks - a)
+        if banks <= 8 or not (a & (a - 1) or b & (b - 1))
+    )
 
 
 def _uses(tiles: Sequence[Tile | None], ring: Ring) -> list[_Use | None]:

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import product
 from typing import Any
 
 from fpgapipe.hw.hls_models.isa.instructions import WORD_BYTES
@@ -102,9 +101,10 @@ class Tile:
                 dims.append((count, memory, pitch))
         inner, outer = dims[:2], dims[2:]
         inner += [(1, 0, 0)] * (2 - len(inner))
-        for steps in product(*(range(count) for count, _, _ in outer)):
-            away = sum(i * memory for i, (_, memory, _) in zip(steps, outer, strict=True))
-            into = sum(i * pitch for i, (_, _, pitch) in zip(steps, outer, strict=True))
+        moves = [(0, 0)]
+        for count, memory, pitch in outer:
+            moves = [(m + i * memory, p + i * pitch) for m, p in moves for i in range(count)]
+        for away, into in moves:
             yield {
                 "memory": memory_base + self.offset + away,
                 "scratchpad": slot + self.shift + into,
