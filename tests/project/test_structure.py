@@ -12,6 +12,7 @@ import zipfile
 from pathlib import Path
 
 import networkx
+import numpy as np
 import pytest
 
 from fpgapipe import __version__
@@ -319,16 +320,41 @@ def test_sdist_can_be_worked_with(archives):
         assert needed in names
 
 
-def test_an_installed_wheel_finds_its_boards(archives, tmp_path):
-    """In an environment that sees this one's libraries but not its fpgapipe."""
-    venv.create(tmp_path / "env", with_pip=False)
-    python = tmp_path / "env" / "bin" / "python"
-    (packages,) = (tmp_path / "env" / "lib").glob("python*/site-packages")
+@pytest.fixture(scope="module")
+def installed(archives, tmp_path_factory):
+    """Python and packages of an environment that sees this one's libraries, not its fpgapipe."""
+    env = tmp_path_factory.mktemp("installed") / "env"
+    venv.create(env, with_pip=False)
+    (packages,) = (env / "lib").glob("python*/site-packages")
     zipfile.ZipFile(archives[0]).extractall(packages)
     (here,) = {Path(p) for p in sys.path if p.endswith("site-packages")}
     # A .pth line of another folder adds its modules, but does not run that folder's own .pth files.
     (packages / "libraries.pth").write_text(f"{here}\n")
-    for arguments in (["boards"], ["boards", "u280"], ["inspect", "lenet5"]):
+    return env / "bin" / "python", packages
+
+
+SMALL = ["--board", "u280", "--devices", "1", "--array", "8x8", "--batch", "8"]
+WHEEL_BUILD = ["build", *SMALL, "--no-hardware", "-o", "out/one"]
+
+
+@pytest.mark.parametrize(
+    "commands",
+    [
+        [["boards"], ["boards", "u280"], ["inspect", "lenet5"]],
+        [
+            ["plan", "digits-cnn", *SMALL],
+            WHEEL_BUILD,
+            ["run", "out/one", "--backend", "model", "--steps", "2"],
+            ["report", "out/one"],
+            ["export", "out/one", "-o", "weights.npz"],
+        ],
+    ],
+    ids=["boards", "jobs"],
+)
+def test_commands_of_an_installed_wheel(commands, installed, tmp_path):
+    """What comes with the package is found outside the checkout, C++ of the model too."""
+    python, packages = installed
+    for arguments in commands:
         result = subprocess.run(
             [str(python), "-I", "-m", "fpgapipe.host.cli.main", *arguments],
             capture_output=True,
@@ -337,7 +363,7 @@ def test_an_installed_wheel_finds_its_boards(archives, tmp_path):
             check=False,
         )
         assert result.returncode == 0, result.stderr
-        assert result.stdout
+        assert result.stdout + result.stderr
     where = subprocess.run(
         [str(python), "-I", "-c", "import fpgapipe.boards; print(fpgapipe.boards.__file__)"],
         capture_output=True,
@@ -345,6 +371,8 @@ def test_an_installed_wheel_finds_its_boards(archives, tmp_path):
         check=True,
     ).stdout
     assert str(packages) in where
+    if WHEEL_BUILD in commands:
+        assert np.load(tmp_path / "weights.npz").files
 
 
 def test_nothing_but_fpgapipe_is_installed_here():
