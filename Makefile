@@ -9,7 +9,7 @@ OUT := out/digits-cnn
 EPOCHS ?= 4
 STEPS ?= 4
 
-.PHONY: run test test-full train-full lint format lock bench bench-resnet50 clean setup setup-test
+.PHONY: run test test-full train-full lint format lock bench bench-resnet50 site clean setup setup-test
 
 # Trains to the end in the bit-exact model, goes on from there in simulated hardware with every byte compared, and
 # trains the same in PyTorch. Small enough to be simulated while one waits; the defaults are larger.
@@ -48,6 +48,12 @@ bench-resnet50: setup-test
 
 bench: setup-test
 	@for file in bench/bench_*.py; do $(BIN)/python $$file || exit 1; done
+
+# The pages as a site that needs no server and loads nothing from one; broken links are errors.
+site:
+	@$(PYTHON) tools/bootstrap.py --extra docs
+	@$(BIN)/python -m mkdocs build --strict --quiet
+	@echo "written to out/site/index.html"
 
 # Renews the pins within the ranges of pyproject.toml (needs uv). torch stays where its CPU build is easy to
 # have; the packages of its CUDA build are left out, so that either build of torch satisfies the pins.
