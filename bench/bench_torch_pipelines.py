@@ -4,7 +4,8 @@ A network is measured, planned for two processes with each of some schedules, an
 processes with a thread each; so often, one after the other. For each schedule: the largest relative
 difference of a loss from that of one process, and by how much the median of the mini-batches is
 longer than the plan foretells (below 0: shorter), each time and in the median. What one process
-takes is there, too. Times need an idle machine with two processors.
+takes is there, too. Times need an idle machine with two processors. ``--output
+docs/figures/torch-pipelines.json`` writes the figures.
 """
 
 import argparse

@@ -9,7 +9,7 @@ import functools
 import importlib
 from typing import TYPE_CHECKING
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "Answers", "BoardList", "BoardSheet", "BroughtUp", "Build", "Built", "Checkpoint",
