@@ -23,6 +23,7 @@ from fpgapipe.partition.plan import Plan
 from fpgapipe.partition.pricing.best_plan import best_plan
 from fpgapipe.partition.strategies.comparison import hidden_sum
 from fpgapipe.partition.strategies.data_parallel import plan_data_parallel
+from fpgapipe.partition.strategies.plan_hybrid import plan_hybrid
 from fpgapipe.partition.strategies.plan_layerwise import plan_layerwise
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -143,7 +144,17 @@ def layer_wise(request: Request, network: str) -> Way:
     return way_of(plan_layerwise(request, network)[0])
 
 
-WAYS = {"pipeline": best_pipeline, "data": data_parallel, "layerwise": layer_wise}
+def hybrid(request: Request, network: str) -> Way:
+    """The fastest pipeline with a stage of several devices."""
+    return way_of(plan_hybrid(request, network)[0])
+
+
+WAYS = {
+    "pipeline": best_pipeline,
+    "data": data_parallel,
+    "layerwise": layer_wise,
+    "hybrid": hybrid,
+}
 """Ways that are compared; `auto` is the fastest of them."""
 
 

@@ -1,5 +1,6 @@
 """The page docs/comparison.md, from the file of figures that `make_comparison.py` writes."""
 
+import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 from typing import Any
@@ -8,7 +9,12 @@ from fpgapipe.host.terminal.console import scaled
 
 FIGURES = "docs/figures/comparison.json"
 
-NAMES = {"pipeline": "pipeline", "data": "data parallel", "layerwise": "layer-wise"}
+NAMES = {
+    "pipeline": "pipeline",
+    "data": "data parallel",
+    "layerwise": "layer-wise",
+    "hybrid": "hybrid",
+}
 KEYS = {name: way for way, name in NAMES.items()}
 
 SPEEDUP = 3.2
@@ -33,14 +39,15 @@ overhead of instructions.
   gradients follows the last backward pass.
 * **Layer-wise**: each layer is cut by samples, channels or rows, or whole, also within groups of
   devices ([strategies](strategies.md)). Layers of GNMT-8 whose first axis is time stay whole.
+* **Hybrid**: a 1f1b-as pipeline with a stage of
+  [several devices](strategies.md#stages-of-several-devices).
 
-`fpgapipe plan NETWORK --cluster C --batch B --strategy auto` takes the fastest of these, or a
-pipeline of [groups of devices](strategies.md#stages-of-several-devices) if that is faster still,
-which this page leaves out. Time is that of a mini-batch: forward, backward, and the optimiser's
-step. All links have the line rate that is named; by themselves, those of U280 and VCU118 have
-103 Gb/s, and that of two VCU129 has 212 Gb/s. `{figures}` has time, memory and
-schedule of each configuration; `python bench/make_comparison.py` writes both anew, and
-`python bench/make_comparison.py --page` this page from the file.
+`fpgapipe plan NETWORK --cluster C --batch B --strategy auto` takes the fastest of these. Time is
+that of a mini-batch: forward, backward, and the optimiser's step. All links have the line rate that
+is named; by themselves, those of U280 and VCU118 have 103 Gb/s, and that of two VCU129 has
+212 Gb/s. `{figures}` has time, memory and schedule of each configuration;
+`python bench/make_comparison.py` writes both anew, and `python bench/make_comparison.py --page`
+this page from the file.
 """
 
 
@@ -48,8 +55,7 @@ def page(figure: dict[str, Any]) -> str:
     """The whole page."""
     rows: list[Row] = figure["rows"]
     lines = [INTRODUCTION.format(figures=FIGURES)]
-    lines += [figure["remark"], ""] if figure.get("remark") else []
-    lines += [*fastest_ways(rows), *claims(rows)]
+    lines += [*fastest_ways(rows), *wins(rows), *claims(rows)]
     if figure["left_out"]:
         lines += ["## Left out", "", *(f"* {reason}" for reason in figure["left_out"])]
     return "\n".join(lines).rstrip() + "\n"
@@ -94,6 +100,48 @@ def title(row: Row) -> str:
     return f"{row['network']}, {row['cluster']}, {row['batch']}, {row['gbits']:g} Gb/s"
 
 
+WHY = {
+    "pipeline": (
+        "Links carry the activations of a few layers, not the gradients of all weights, and each "
+        "device reads the weights of its own layers alone. It loses by filling and draining, and "
+        "by its fullest stage, the more so the more devices there are."
+    ),
+    "data": (
+        "All devices do the same work at the same time, and wait for each other in the sum of "
+        "gradients alone. A device reads the weights less often than in a pipeline, whose "
+        "micro-batches are smaller. From 25 Gb/s on, the memory of the devices bounds the sum, not "
+        "the links."
+    ),
+    "layerwise": (
+        "Layers with many weights are cut by channels: their gradients are not summed, and each "
+        "device reads and updates its own part. Where it cuts all layers by samples, it is data "
+        "parallelism with cores that its own search has found."
+    ),
+    "hybrid": (
+        "Groups of devices balance a network that no cut divides evenly; that costs the filling "
+        "of a pipeline and the sum of a group."
+    ),
+}
+
+
+def wins(rows: Sequence[Row]) -> list[str]:
+    """Where each way is the fastest, by how much, and why."""
+    lines = ["## Where each way wins, and why", ""]
+    for way, name in NAMES.items():
+        won = [row for row in rows if row["fastest"] == name]
+        text = f"* **{name[0].upper()}{name[1:]}** is the fastest in {len(won)} of {len(rows)}"
+        if won:
+            places = dict.fromkeys(f"{row['network']}, {row['batch']} samples" for row in won)
+            ahead = spread(row["over_next"] for row in won)
+            text += f" ({'; '.join(places)}), {ahead} as fast as the next way"
+            shares = [row["sum_share"] for row in won if row.get("sum_share") is not None]
+            if shares:
+                ends = dict.fromkeys(f"{end:.0%}" for end in (min(shares), max(shares)))
+                text += f"; the sum of gradients takes {' to '.join(ends)} of data parallelism"
+        lines += textwrap.wrap(f"{text}. {WHY[way]}", 100, subsequent_indent="  ")
+    return [*lines, ""]
+
+
 def claims(rows: Sequence[Row]) -> list[str]:
     """Where pipelines gain what BaPipe's abstract names, and where they lose."""
     pairs = [row for row in rows if row["pipeline_over_data"] is not None]
@@ -103,22 +151,16 @@ def claims(rows: Sequence[Row]) -> list[str]:
     hidden = [row for row in pairs if row["hidden_sum_is_faster"]]
     most = max(pairs, key=lambda row: row["pipeline_over_data"])
     least = max(pairs, key=lambda row: row["less_memory"])
-    return [
-        "## Pipelines and data parallelism",
-        "",
+    text = (
         f"BaPipe's abstract names {SPEEDUP}x the speed of data parallelism, and {MEMORY:g} times "
-        f"less memory. Of {len(pairs)} configurations, a plain pipeline is {SPEEDUP} times as "
-        f"fast in {len(quick)}, and takes a quarter of the memory in {len(small)}. The most is "
-        f"{most['pipeline_over_data']:.2f}x the speed ({title(most)}) and "
-        f"{least['less_memory']:.1f} times less memory ({title(least)}). A pipeline gains where "
-        "the sum of gradients takes long: data parallelism adds up every gradient over all "
-        f"devices, a pipeline sends activations of a few layers. Data parallelism is faster in "
-        f"{len(slow)}, and in {len(hidden)} if its last backward pass hid the sum as far as "
-        "possible. It wins where links are fast for the number of weights or the batch is large: "
-        "a pipeline fills and drains, its stages are not equal, since a layer is in one of them, "
-        "and its micro-batches are smaller.",
-        "",
-    ]
+        f"less memory. Of {len(pairs)} configurations, a pipeline of single devices is {SPEEDUP} "
+        f"times as fast in {len(quick)}, and takes a quarter of the memory in {len(small)}. The "
+        f"most is {most['pipeline_over_data']:.2f}x the speed ({title(most)}) and "
+        f"{least['less_memory']:.1f} times less memory ({title(least)}). Data parallelism is "
+        f"faster in {len(slow)}, and in {len(hidden)} if its last backward pass hid the sum as "
+        "far as possible."
+    )
+    return ["## Pipelines and data parallelism", "", *textwrap.wrap(text, 100), ""]
 
 
 def table_of(headings: Iterable[str], rows: Iterable[Iterable[object]]) -> Iterator[str]:

@@ -35,10 +35,10 @@ COMPARED = ("u280-x4", "vcu118-vcu129", "u280-x8")
 NOTE = (
     "Times of a mini-batch and memory of the fullest device, of the fastest plans of each way; "
     "docs/comparison.md says what they are. Ratios say how many times as fast the fastest way is "
-    "(over_data, over_pipeline) or the pipeline is (pipeline_over_data; over_hidden_sum if the "
-    "last backward pass of data parallelism hid its sum of gradients, which hidden_sum_is_faster "
-    "compares before rounding), and how many times less memory the pipeline takes; sum_share is "
-    "the sum's share of data parallelism's time."
+    "(over_data, over_pipeline; over_next: than the next way that is slower) or the pipeline is "
+    "(pipeline_over_data; over_hidden_sum if the last backward pass of data parallelism hid its "
+    "sum of gradients, which hidden_sum_is_faster compares before rounding), and how many times "
+    "less memory the pipeline takes; sum_share is the sum's share of data parallelism's time."
 )
 
 Cell = tuple[Question, dict[str, Any]]
@@ -80,6 +80,7 @@ def row_of(cell: Cell) -> dict[str, Any]:
     question, ways = cell[0], ways_of(cell)
     name, best = fastest(cell)
     pipeline, data = ways.get("pipeline"), ways.get("data")
+    ratios = [ratio(way, best) for way in ways.values()]
     row: dict[str, Any] = {
         "network": NETWORKS[question.network],
         "cluster": CLUSTERS[question.cluster],
@@ -89,6 +90,7 @@ def row_of(cell: Cell) -> dict[str, Any]:
         "fastest": NAMES[name],
         "over_data": ratio(data, best),
         "over_pipeline": ratio(pipeline, best),
+        "over_next": min((each for each in ratios if each is not None and each > 1), default=None),
     }
     for way in NAMES:
         found = ways.get(way)
@@ -107,10 +109,11 @@ def row_of(cell: Cell) -> dict[str, Any]:
 
 
 def left_out(cells: list[Cell]) -> list[str]:
-    """Reasons why ways are impossible."""
+    """Reasons why ways are impossible, the first of each."""
     return sorted(
         {
-            f"{NETWORKS[question.network]} on {CLUSTERS[question.cluster]}, {NAMES[name]}: {way}"
+            f"{NETWORKS[question.network]} on {CLUSTERS[question.cluster]}, batch of "
+            f"{question.batch}, {NAMES[name]}: {way.partition('; ')[0]}"
             for question, ways in cells
             for name, way in ways.items()
             if isinstance(way, str)
