@@ -27,27 +27,24 @@ INTRODUCTION = """\
 
 <!-- Made by bench/make_comparison.py; do not edit. -->
 
-**Everything here is predicted; nothing was measured on a board.** Where the column *prices* says
-*machine*, each time is that of the plan's own programs, by the cycle model, which is within 2 % of
-the simulated hardware ([prediction](prediction.md#measured)), and memory is that of these programs.
-*estimate* stands for the formulas of the [cost model](cost-model.md), which know nothing of the
-overhead of instructions.
+**Everything here is predicted; nothing was measured on a board.** Prices are those of the plans'
+own programs by the cycle model (*machine*), which is within 2 % of the simulated hardware
+([prediction](prediction.md#measured)), or those of the formulas of the
+[cost model](cost-model.md) (*estimate*), which know nothing of the overhead of instructions.
 
-* **Pipeline**: the fastest of 1f1b-as, zb-h1 and zb-h2 with two stages or more; a layer is in one
-  stage. The planner chooses the cut by prices of single layers, and the plan is then timed.
+* **Pipeline**: the fastest of 1f1b-as, zb-h1 and zb-h2 with two stages or more.
 * **Data parallel**: every device has the whole network and an equal share of the batch; the sum of
   gradients follows the last backward pass.
-* **Layer-wise**: each layer is cut by samples, channels or rows, or whole, also within groups of
-  devices ([strategies](strategies.md)). Layers of GNMT-8 whose first axis is time stay whole.
-* **Hybrid**: a 1f1b-as pipeline with a stage of
+* **Layer-wise**: each layer is cut by samples, channels or rows, or whole
+  ([strategies](strategies.md)). Layers of GNMT-8 whose first axis is time stay whole.
+* **Hybrid**: a pipeline with a stage of
   [several devices](strategies.md#stages-of-several-devices).
 
-`fpgapipe plan NETWORK --cluster C --batch B --strategy auto` takes the fastest of these. Time is
-that of a mini-batch: forward, backward, and the optimiser's step. All links have the line rate that
-is named; by themselves, those of U280 and VCU118 have 103 Gb/s, and that of two VCU129 has
-212 Gb/s. `{figures}` has time, memory and schedule of each configuration;
-`python bench/make_comparison.py` writes both anew, and `python bench/make_comparison.py --page`
-this page from the file.
+`fpgapipe plan NETWORK --cluster C --batch B --strategy auto` takes the fastest. Times are those of
+mini-batches: forward, backward, and the optimiser's step. A search tries some plans of each way, so
+one for faster links may be up to 4 % slower. By themselves, links of U280 and VCU118 have 103 Gb/s,
+that of two VCU129 has 212 Gb/s. `{figures}` has time, memory and schedule of each configuration;
+`python bench/make_comparison.py` writes it and this page anew.
 """
 
 

@@ -24,6 +24,7 @@ from comparison_page import FIGURES, NAMES, page
 from figure import write_figure
 
 from fpgapipe.files import write_output
+from fpgapipe.host.make.planning import LEFT_OUT
 from fpgapipe.jobs import local_processes, results, sharing
 
 RATES = (10.0, 25.0, 100.0)
@@ -62,10 +63,12 @@ def ways_of(cell: Cell) -> dict[str, dict[str, Any]]:
 
 
 def fastest(cell: Cell) -> tuple[str, dict[str, Any]]:
-    """Choice of ``--strategy auto``: the fastest, of those with prices of the machine if any."""
-    return min(
-        ways_of(cell).items(), key=lambda each: (each[1]["level"] != "machine", each[1]["seconds"])
-    )
+    """Choice of ``--strategy auto``, which allows for what formulas leave out."""
+
+    def rank(each: tuple[str, dict[str, Any]]) -> float:
+        return float(each[1]["seconds"]) * (1.0 if each[1]["level"] == "machine" else LEFT_OUT)
+
+    return min(ways_of(cell).items(), key=rank)
 
 
 def ratio(one: dict[str, Any] | None, other: dict[str, Any] | None) -> float | None:
@@ -109,16 +112,15 @@ def row_of(cell: Cell) -> dict[str, Any]:
 
 
 def left_out(cells: list[Cell]) -> list[str]:
-    """Reasons why ways are impossible, the first of each."""
-    return sorted(
-        {
-            f"{NETWORKS[question.network]} on {CLUSTERS[question.cluster]}, batch of "
-            f"{question.batch}, {NAMES[name]}: {way.partition('; ')[0]}"
-            for question, ways in cells
-            for name, way in ways.items()
-            if isinstance(way, str)
-        }
-    )
+    """Reasons why ways are impossible, the first of each network, cluster and way."""
+    found: dict[str, str] = {}
+    for question, ways in cells:
+        for name, way in ways.items():
+            if isinstance(way, str):
+                place = f"{NETWORKS[question.network]} on {CLUSTERS[question.cluster]}"
+                reason = way.partition("; ")[0]
+                found.setdefault(f"{place}, {NAMES[name]}", f"batch of {question.batch}: {reason}")
+    return [f"{place}, {reason}" for place, reason in sorted(found.items())]
 
 
 def main() -> None:
