@@ -43,7 +43,8 @@ own programs by the cycle model (*machine*), which is within 2 % of the simulate
 `fpgapipe plan NETWORK --cluster C --batch B --strategy auto` takes the fastest. Times are those of
 mini-batches: forward, backward, and the optimiser's step. A search tries some plans of each way, so
 one for faster links may be up to 4 % slower. By themselves, links of U280 and VCU118 have 103 Gb/s,
-that of two VCU129 has 212 Gb/s. `{figures}` has time, memory and schedule of each configuration;
+that of two VCU129 has 212 Gb/s.
+`{figures}` has time, memory and schedule of each configuration;
 `python bench/make_comparison.py` writes it and this page anew.
 """
 
@@ -99,24 +100,23 @@ def title(row: Row) -> str:
 
 WHY = {
     "pipeline": (
-        "Links carry the activations of a few layers, not the gradients of all weights, and each "
-        "device reads the weights of its own layers alone. It loses by filling and draining, and "
-        "by its fullest stage, the more so the more devices there are."
+        "Links carry the activations of a few layers, not all gradients, and a device reads its "
+        "own weights alone. Filling, draining and the fullest stage cost the more, the more "
+        "devices there are."
     ),
     "data": (
-        "All devices do the same work at the same time, and wait for each other in the sum of "
-        "gradients alone. A device reads the weights less often than in a pipeline, whose "
-        "micro-batches are smaller. From 25 Gb/s on, the memory of the devices bounds the sum, not "
-        "the links."
+        "Devices wait for each other in the sum of gradients alone, and read weights less often "
+        "than the smaller micro-batches of a pipeline. From 25 Gb/s on, memory bounds the sum, not "
+        "links."
     ),
     "layerwise": (
         "Layers with many weights are cut by channels: their gradients are not summed, and each "
-        "device reads and updates its own part. Where it cuts all layers by samples, it is data "
-        "parallelism with cores that its own search has found."
+        "device updates its own part. Cut by samples alone, it is data parallelism with cores that "
+        "its own search has found."
     ),
     "hybrid": (
-        "Groups of devices balance a network that no cut divides evenly; that costs the filling "
-        "of a pipeline and the sum of a group."
+        "Groups balance a network that no cut divides evenly, at the cost of filling a pipeline "
+        "and of the sum of a group."
     ),
 }
 
@@ -128,7 +128,13 @@ def wins(rows: Sequence[Row]) -> list[str]:
         won = [row for row in rows if row["fastest"] == name]
         text = f"* **{name[0].upper()}{name[1:]}** is the fastest in {len(won)} of {len(rows)}"
         if won:
-            places = dict.fromkeys(f"{row['network']}, {row['batch']} samples" for row in won)
+            sizes: dict[str, dict[int, None]] = {}
+            for row in won:
+                sizes.setdefault(row["network"], {})[row["batch"]] = None
+            places = (
+                f"{network}, {' and '.join(map(str, batches))} samples"
+                for network, batches in sizes.items()
+            )
             ahead = spread(row["over_next"] for row in won)
             text += f" ({'; '.join(places)}), {ahead} as fast as the next way"
             shares = [row["sum_share"] for row in won if row.get("sum_share") is not None]

@@ -103,8 +103,9 @@ def row_of(cell: Cell) -> dict[str, Any]:
         row["schedule"] = pipeline["schedule"]
         row["stages"], row["micro_batches"] = pipeline["num_devices"], pipeline["num_microbatches"]
     row["pipeline_over_data"] = ratio(data, pipeline)
-    if pipeline and data and row["pipeline_over_data"] is not None:
+    if data:
         row["sum_share"] = round(data["sum_s"] / data["seconds"], 3)
+    if pipeline and data and row["pipeline_over_data"] is not None:
         row["over_hidden_sum"] = round(data["bound_s"] / pipeline["seconds"], 4)
         row["hidden_sum_is_faster"] = data["bound_s"] < pipeline["seconds"]
         row["less_memory"] = round(data["memory_bytes"] / pipeline["memory_bytes"], 2)
