@@ -27,10 +27,10 @@ INTRODUCTION = """\
 
 <!-- Made by bench/make_comparison.py; do not edit. -->
 
-**Everything here is predicted; nothing was measured on a board.** Prices are those of the plans'
-own programs by the cycle model (*machine*), which is within 2 % of the simulated hardware
-([prediction](prediction.md#measured)), or those of the formulas of the
-[cost model](cost-model.md) (*estimate*), which know nothing of the overhead of instructions.
+**Everything here is predicted; nothing was measured on a board.** Times are those of the plans' own
+programs by the cycle model, which is within 2 % of the simulated hardware
+([prediction](prediction.md#measured)), or (*estimate*) those of formulas
+([cost model](cost-model.md)).
 
 * **Pipeline**: the fastest of 1f1b-as, zb-h1 and zb-h2 with two stages or more.
 * **Data parallel**: every device has the whole network and an equal share of the batch; the sum of
@@ -72,7 +72,8 @@ def fastest_ways(rows: Sequence[Row]) -> list[str]:
         ends = dict.fromkeys(scaled(time, "s") for time in (times[0], times[-1]))
         ratios = (spread(row[f"over_{way}"] for row in alike) for way in ("data", "pipeline"))
         fastest = ", ".join(ways) if len(ways) > 1 else next(iter(rates))
-        table.append([*key, fastest, " to ".join(ends), *ratios, alike[0]["prices"]])
+        level = " (estimate)" if alike[0]["prices"] == "estimate" else ""
+        table.append([*key, fastest, " to ".join(ends) + level, *ratios])
     rates_of_all = ", ".join(f"{rate:g}" for rate in sorted({row["gbits"] for row in rows}))
     headings = ["network", "cluster", "batch", "fastest", "time", "over data parallel"]
     return [
@@ -80,7 +81,7 @@ def fastest_ways(rows: Sequence[Row]) -> list[str]:
         "",
         f"Links have {rates_of_all} Gb/s; times and ratios are the least and the most over these.",
         "",
-        *table_of([*headings, "over pipeline", "prices"], table),
+        *table_of([*headings, "over pipeline"], table),
     ]
 
 
@@ -90,7 +91,7 @@ def spread(values: Iterable[float | None]) -> str:
     if not known:
         return "-"
     ends = [f"{end:.2f}" for end in (min(known), max(known))]
-    return f"{ends[0]}x" if ends[0] == ends[1] else f"{ends[0]} to {ends[1]}x"
+    return f"{ends[0]}x" if ends[0] == ends[1] else f"{ends[0]}-{ends[1]}x"
 
 
 def title(row: Row) -> str:
@@ -136,7 +137,8 @@ def wins(rows: Sequence[Row]) -> list[str]:
                 for network, batches in sizes.items()
             )
             ahead = spread(row["over_next"] for row in won)
-            text += f" ({'; '.join(places)}), {ahead} as fast as the next way"
+            text += f" ({'; '.join(places)})"
+            text += f", {ahead} as fast as the next way" if ahead != "-" else ""
             shares = [row["sum_share"] for row in won if row.get("sum_share") is not None]
             if shares:
                 ends = dict.fromkeys(f"{end:.0%}" for end in (min(shares), max(shares)))

@@ -36,10 +36,11 @@ COMPARED = ("u280-x4", "vcu118-vcu129", "u280-x8")
 NOTE = (
     "Times of a mini-batch and memory of the fullest device, of the fastest plans of each way; "
     "docs/comparison.md says what they are. Ratios say how many times as fast the fastest way is "
-    "(over_data, over_pipeline; over_next: than the next way that is slower) or the pipeline is "
-    "(pipeline_over_data; over_hidden_sum if the last backward pass of data parallelism hid its "
-    "sum of gradients, which hidden_sum_is_faster compares before rounding), and how many times "
-    "less memory the pipeline takes; sum_share is the sum's share of data parallelism's time."
+    "(over_data, over_pipeline; over_next: than the next way that is slower, where all have prices "
+    "of one level) or the pipeline is (pipeline_over_data; over_hidden_sum if the last backward "
+    "pass of data parallelism hid its sum of gradients, which hidden_sum_is_faster compares before "
+    "rounding), and how many times less memory the pipeline takes; sum_share is the sum's share of "
+    "data parallelism's time."
 )
 
 Cell = tuple[Question, dict[str, Any]]
@@ -83,7 +84,7 @@ def row_of(cell: Cell) -> dict[str, Any]:
     question, ways = cell[0], ways_of(cell)
     name, best = fastest(cell)
     pipeline, data = ways.get("pipeline"), ways.get("data")
-    ratios = [ratio(way, best) for way in ways.values()]
+    slower = [each for way in ways.values() if (each := ratio(way, best)) is None or each > 1]
     row: dict[str, Any] = {
         "network": NETWORKS[question.network],
         "cluster": CLUSTERS[question.cluster],
@@ -93,7 +94,7 @@ def row_of(cell: Cell) -> dict[str, Any]:
         "fastest": NAMES[name],
         "over_data": ratio(data, best),
         "over_pipeline": ratio(pipeline, best),
-        "over_next": min((each for each in ratios if each is not None and each > 1), default=None),
+        "over_next": min((each for each in slower if each), default=None) if all(slower) else None,
     }
     for way in NAMES:
         found = ways.get(way)
