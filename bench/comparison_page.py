@@ -42,8 +42,7 @@ programs by the cycle model, which is within 2 % of the simulated hardware
 
 `fpgapipe plan NETWORK --cluster C --batch B --strategy auto` takes the fastest. Times are those of
 mini-batches: forward, backward, and the optimiser's step. A search tries some plans of each way, so
-one for faster links may be up to 4 % slower. By themselves, links of U280 and VCU118 have 103 Gb/s,
-that of two VCU129 has 212 Gb/s.
+one for faster links may be up to 4 % slower.
 `{figures}` has time, memory and schedule of each configuration;
 `python bench/make_comparison.py` writes it and this page anew.
 """
