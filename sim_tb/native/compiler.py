@@ -60,6 +60,8 @@ class Compiler:
         Options for the linker.
     make : tuple of str
         Variables of Verilator's makefile, each as ``NAME=value``.
+    runtime : str
+        Options for Verilator's runtime library.
     """
 
     program: str
@@ -67,6 +69,7 @@ class Compiler:
     flags: str
     libraries: str
     make: tuple[str, ...]
+    runtime: str = "-O2"
 
     @property
     def variables(self) -> tuple[str, ...]:
@@ -77,7 +80,7 @@ class Compiler:
         """
         return (
             *(f"CXX={self.program}", "LINK=g++", "AR=ar", "PERL=perl", "OBJCACHE="),
-            *(f"OPT_FAST={self.hot}", "OPT_SLOW=-O0", "OPT_GLOBAL=-O2"),
+            *(f"OPT_FAST={self.hot}", "OPT_SLOW=-O0", f"OPT_GLOBAL={self.runtime}"),
             *self.make,
         )
 

@@ -64,7 +64,7 @@ VERILATOR_FLAGS = (
     *("--no-timing", "--x-assign", "fast", "--x-initial", "fast"),
     *("-Wno-WIDTH", "-Wno-ASCRANGE", "-Wno-CASEOVERLAP"),
 )
-COCOTB_MAKE_VARIABLES = replace(GXX, hot="-O1").variables
+COCOTB_MAKE_VARIABLES = replace(GXX, hot="-O1", runtime="-O1").variables
 """Variables of make for simulators with cocotb, compiled with less optimization: most of the run
 time is spent in Python, so that better code gains less time than its compilation costs."""
 
