@@ -41,17 +41,18 @@ programs by the cycle model, which is within 2 % of the simulated hardware
   [several devices](strategies.md#stages-of-several-devices).
 
 `fpgapipe plan NETWORK --cluster C --batch B --strategy auto` takes the fastest. Times are those of
-mini-batches: forward, backward, and the optimiser's step. A search tries some plans of each way, so
-one for faster links may be up to 4 % slower.
+mini-batches. A search tries some plans of each way, so one for faster links may be slower:
+by {lag:.1%} at most ({where}).
 `{figures}` has time, memory and schedule of each configuration;
-`python bench/make_comparison.py` writes it and this page anew.
+`python bench/make_comparison.py` writes both anew.
 """
 
 
 def page(figure: dict[str, Any]) -> str:
     """The whole page."""
     rows: list[Row] = figure["rows"]
-    lines = [INTRODUCTION.format(figures=FIGURES)]
+    lag, where = largest_lag(rows)
+    lines = [INTRODUCTION.format(figures=FIGURES, lag=lag, where=where)]
     lines += [*fastest_ways(rows), *wins(rows), *claims(rows)]
     if figure["left_out"]:
         lines += ["## Left out", "", *(f"* {reason}" for reason in figure["left_out"])]
@@ -61,8 +62,7 @@ def page(figure: dict[str, Any]) -> str:
 def fastest_ways(rows: Sequence[Row]) -> list[str]:
     """The table of the fastest way for each network, cluster and batch, by the rate of links."""
     table = []
-    for key, group in groupby(rows, lambda row: (row["network"], row["cluster"], row["batch"])):
-        alike = list(group)
+    for alike in by_rate(rows):
         rates: dict[str, list[str]] = {}
         for row in alike:
             rates.setdefault(row["fastest"], []).append(f"{row['gbits']:g}")
@@ -71,8 +71,9 @@ def fastest_ways(rows: Sequence[Row]) -> list[str]:
         ends = dict.fromkeys(scaled(time, "s") for time in (times[0], times[-1]))
         ratios = (spread(row[f"over_{way}"] for row in alike) for way in ("data", "pipeline"))
         fastest = ", ".join(ways) if len(ways) > 1 else next(iter(rates))
-        level = " (estimate)" if alike[0]["prices"] == "estimate" else ""
-        table.append([*key, fastest, " to ".join(ends) + level, *ratios])
+        configuration = (alike[0][name] for name in ("network", "cluster", "batch"))
+        level = " (estimate)" if any(row["prices"] == "estimate" for row in alike) else ""
+        table.append([*configuration, fastest, " to ".join(ends) + level, *ratios])
     rates_of_all = ", ".join(f"{rate:g}" for rate in sorted({row["gbits"] for row in rows}))
     headings = ["network", "cluster", "batch", "fastest", "time", "over data parallel"]
     return [
@@ -106,8 +107,7 @@ WHY = {
     ),
     "data": (
         "Devices wait for each other in the sum of gradients alone, and read weights less often "
-        "than the smaller micro-batches of a pipeline. From 25 Gb/s on, memory bounds the sum, not "
-        "links."
+        "than the smaller micro-batches of a pipeline."
     ),
     "layerwise": (
         "Layers with many weights are cut by channels: their gradients are not summed, and each "
@@ -142,8 +142,40 @@ def wins(rows: Sequence[Row]) -> list[str]:
             if shares:
                 ends = dict.fromkeys(f"{end:.0%}" for end in (min(shares), max(shares)))
                 text += f"; the sum of gradients takes {' to '.join(ends)} of data parallelism"
-        lines += textwrap.wrap(f"{text}. {WHY[way]}", 100, subsequent_indent="  ")
+        why = WHY[way]
+        if way == "data" and (gbits := least_rate_of_sums(rows)):
+            why += f" From {gbits:g} Gb/s on, memory bounds the sum, not links."
+        lines += textwrap.wrap(f"{text}. {why}", 100, subsequent_indent="  ")
     return [*lines, ""]
+
+
+def by_rate(rows: Iterable[Row]) -> Iterator[list[Row]]:
+    """Rows that differ in the rate of links alone, the slowest links first."""
+    for _, group in groupby(rows, lambda row: (row["network"], row["cluster"], row["batch"])):
+        yield sorted(group, key=lambda row: float(row["gbits"]))
+
+
+def largest_lag(rows: Iterable[Row]) -> tuple[float, str]:
+    """The most by which a way is slower than with slower links, as a share, and where."""
+    found = [(0.0, "nowhere")]
+    for alike in by_rate(rows):
+        for way, name in NAMES.items():
+            known = [row for row in alike if row[f"{way}_s"] is not None]
+            for number, row in enumerate(known[1:], 1):
+                least = min(each[f"{way}_s"] for each in known[:number])
+                found.append((row[f"{way}_s"] / least - 1, f"{title(row)}, {name}"))
+    return max(found)
+
+
+def least_rate_of_sums(rows: Iterable[Row]) -> float | None:
+    """Rate of links, Gb/s, from which on no data parallelism is faster by more than 0.1 %."""
+    rates: set[float] = set()
+    for alike in by_rate(rows):
+        known = [row for row in alike if row["data_s"] is not None]
+        if known:
+            limit = 1.001 * min(row["data_s"] for row in known)
+            rates.add(next(row["gbits"] for row in known if row["data_s"] <= limit))
+    return max(rates, default=None)
 
 
 def claims(rows: Sequence[Row]) -> list[str]:

@@ -24,7 +24,7 @@ from comparison_page import FIGURES, NAMES, page
 from figure import write_figure
 
 from fpgapipe.files import write_output
-from fpgapipe.host.make.planning import LEFT_OUT
+from fpgapipe.host.make.planning import most_seconds
 from fpgapipe.jobs import local_processes, results, sharing
 
 RATES = (10.0, 25.0, 100.0)
@@ -65,11 +65,9 @@ def ways_of(cell: Cell) -> dict[str, dict[str, Any]]:
 
 def fastest(cell: Cell) -> tuple[str, dict[str, Any]]:
     """Choice of ``--strategy auto``, which allows for what formulas leave out."""
-
-    def rank(each: tuple[str, dict[str, Any]]) -> float:
-        return float(each[1]["seconds"]) * (1.0 if each[1]["level"] == "machine" else LEFT_OUT)
-
-    return min(ways_of(cell).items(), key=rank)
+    return min(
+        ways_of(cell).items(), key=lambda each: most_seconds(each[1]["seconds"], each[1]["level"])
+    )
 
 
 def ratio(one: dict[str, Any] | None, other: dict[str, Any] | None) -> float | None:

@@ -220,5 +220,9 @@ def fastest_of(
 
 def rank(plan: Plan) -> float:
     """Key by which plans are compared: the most seconds of a mini-batch that their prices allow."""
-    predicted = plan.predicted
-    return predicted.minibatch_s * (1.0 if predicted.level == "machine" else LEFT_OUT)
+    return most_seconds(plan.predicted.minibatch_s, plan.predicted.level)
+
+
+def most_seconds(predicted_s: float, level: str) -> float:
+    """The most seconds that a prediction of a level, ``machine`` or ``estimate``, allows."""
+    return predicted_s * (1.0 if level == "machine" else LEFT_OUT)
