@@ -56,9 +56,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         title = path.read_text().partition("\n")[0].removeprefix("# ")
         index += f"* [{title}]({path.name})\n"
     files.append(File.generated(config, f"{DECISIONS}/index.md", content=index))
-    style = STYLE + HtmlFormatter().get_style_defs(
-        ".highlight"
-    )  # the theme has no colours for code
+    style = STYLE + HtmlFormatter().get_style_defs(".highlight")  # the theme has none for code
     files.append(File.generated(config, "css/site.css", content=style))
     return files
 

@@ -363,7 +363,7 @@ def test_commands_of_an_installed_wheel(commands, installed, tmp_path):
             check=False,
         )
         assert result.returncode == 0, result.stderr
-        assert result.stdout + result.stderr
+        assert result.stdout
     where = subprocess.run(
         [str(python), "-I", "-c", "import fpgapipe.boards; print(fpgapipe.boards.__file__)"],
         capture_output=True,
