@@ -1,8 +1,9 @@
 """Answers that are kept in files for later commands; any number of processes may use them at once.
 
 A file is named by the digest of its question and of the sources that determine the answer, so that
-no change of fpgapipe leaves an old answer in use. It appears whole or not at all. One that is
-damaged is made again. Where the cache folder cannot be written, answers are not kept.
+no change of fpgapipe, or of a package that extends it, leaves an old answer in use. It appears
+whole or not at all. One that is damaged is made again. Where the cache folder cannot be written,
+answers are not kept.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from fpgapipe.cache import cache_dir, key_of
 from fpgapipe.errors import UserError
 from fpgapipe.files import write_whole
+from fpgapipe.plugins import digest_of_others
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -75,7 +77,8 @@ def _path(kind: str, sources: tuple[str, ...], question: Mapping[str, Any]) -> P
         folder.mkdir(exist_ok=True)
     except (OSError, UserError):
         return None
-    return folder / f"{key_of({'question': question, 'sources': sources_digest(sources)})}.json"
+    made_by = {"sources": sources_digest(sources), "others": digest_of_others()}
+    return folder / f"{key_of({'question': question, **made_by})}.json"
 
 
 def _read(path: Path) -> Any:

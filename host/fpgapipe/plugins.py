@@ -8,12 +8,15 @@ line of the log names it, and it is left out.
 from __future__ import annotations
 
 import dataclasses
+import hashlib
+import importlib.util
 import logging
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache
 from importlib.metadata import EntryPoint, distributions, entry_points
+from pathlib import Path
 from types import FunctionType
 from typing import Any, Generic, TypeVar, cast
 
@@ -153,6 +156,26 @@ def _offered(group: str, places: tuple[str, ...]) -> dict[str, tuple[EntryPoint,
     for entry in entry_points(group=group):
         found[entry.name] = (*found.get(entry.name, ()), entry)
     return found
+
+
+def digest_of_others() -> str:
+    """Digest of the sources of all packages that offer something to fpgapipe."""
+    return _digest_of_others(tuple(sys.path))
+
+
+@lru_cache(maxsize=64)
+def _digest_of_others(places: tuple[str, ...]) -> str:
+    """The same; sources are read once for the folders of ``sys.path``."""
+    digest = hashlib.sha256()
+    for top in sorted({_top(entry.module) for entry in _all_offered()}):
+        digest.update(top.encode())
+        spec = importlib.util.find_spec(top)
+        files = [Path(spec.origin)] if spec and spec.origin and spec.has_location else []
+        for folder in (spec and spec.submodule_search_locations) or ():
+            files += sorted(Path(folder).rglob("*.py"))
+        for path in files:
+            digest.update(hashlib.sha256(path.read_bytes()).digest())
+    return digest.hexdigest()
 
 
 def load_all(group: str) -> None:
@@ -296,12 +319,21 @@ def subclass_of(kind: type[T]) -> Callable[[EntryPoint, Any], type[T]]:
 
 def package_of(module: str) -> EntryPoint | None:
     """An entry point for fpgapipe of the package that has a module; None if there is none."""
-    top = module.partition(".")[0]
+    top = _top(module)
     if top in ("fpgapipe", "__main__"):
         return None
+    return next((entry for entry in _all_offered() if _top(entry.module) == top), None)
+
+
+def _all_offered() -> Iterator[EntryPoint]:
+    """The entry points for fpgapipe of all packages."""
     entries = (entry for each in distributions() for entry in each.entry_points)
-    ours = (entry for entry in entries if entry.group.startswith("fpgapipe."))
-    return next((entry for entry in ours if entry.module.partition(".")[0] == top), None)
+    return (entry for entry in entries if entry.group.startswith("fpgapipe."))
+
+
+def _top(module: str) -> str:
+    """The package of a module that is no part of another one."""
+    return module.partition(".")[0]
 
 
 def expected(found: Any, kind: type | tuple[type, ...], function: Callable[..., Any]) -> Any:

@@ -37,6 +37,7 @@ from fpgapipe.network.load import load_network
 from fpgapipe.network.operators import Conv
 from fpgapipe.network.operators.others import load_operators, operator_class
 from fpgapipe.network.zoo.layers import Network
+from fpgapipe.partition.pricing.price_cache import remembered
 from fpgapipe.partition.strategies.registered import STRATEGIES
 from fpgapipe.plugins import Registry, instance_of, subclass_of
 
@@ -66,6 +67,18 @@ def test_another_package_adds_one(site):
     assert "teal" in COLOURS
     assert "fpgapipe_test_paint" not in sys.modules
     assert COLOURS["teal"] == 7
+
+
+def test_a_change_of_another_package_makes_answers_anew(site, tmp_path, monkeypatch):
+    monkeypatch.setenv("FPGAPIPE_CACHE", str(tmp_path))
+    monkeypatch.delenv("FPGAPIPE_ANSWERS")
+    numbers = iter((7, 8))
+    offer(site, TEAL, "TEAL = 7")
+    assert remembered({"what": "teal"}, lambda: next(numbers)) == 7
+    assert remembered({"what": "teal"}, lambda: next(numbers)) == 7
+    (site / "fpgapipe_test_paint" / "colours.py").write_text("TEAL = 8")
+    plugins._digest_of_others.cache_clear()  # as in another process
+    assert remembered({"what": "teal"}, lambda: next(numbers)) == 8
 
 
 def test_there_is_none_of_that_name():
