@@ -13,12 +13,12 @@ from fpgapipe.garbage import rare_collections
 from fpgapipe.host.terminal.progress import Progress, silent
 from fpgapipe.hw.hls_models.spec.device import ClusterSpec
 from fpgapipe.hw.hls_models.spec.systolic import Form
-from fpgapipe.partition.explore.explorer import Request, with_enough_splits
+from fpgapipe.partition.explore.explorer import Request
 from fpgapipe.partition.plan import DATA_PARALLEL, LAYERWISE, Plan
 from fpgapipe.partition.pricing.best_plan import BestPlan, best_plan
 from fpgapipe.partition.strategies.plan_hybrid import plan_given_stages
 from fpgapipe.partition.strategies.plan_layerwise import plan_given_degrees
-from fpgapipe.partition.strategies.registered import STRATEGIES
+from fpgapipe.partition.strategies.registered import STRATEGIES, search
 from fpgapipe.partition.strategies.strategy import Found
 from fpgapipe.partition.strategies.strategy_file import StrategyFile
 from fpgapipe.stopwatch import phase
@@ -131,8 +131,7 @@ def plan_shards(
     with progress() as display, phase("planning"), rare_collections():
         display.add_task("planning")
         if given is None:
-            search = STRATEGIES[strategy].search
-            return with_enough_splits(request, lambda asked: search(asked, network, display.count))
+            return search(strategy, request, network, display.count)
         plan_given = plan_given_degrees if given.stages is None else plan_given_stages
         return *plan_given(request, network, given, display.count), None
 

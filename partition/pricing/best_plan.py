@@ -8,8 +8,7 @@ there are several devices, the network is cut by prices of its layers in the pro
 
 from __future__ import annotations
 
-import hashlib
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from itertools import chain
 from math import inf
@@ -19,9 +18,8 @@ from fpgapipe.errors import UserError
 from fpgapipe.jobs import results
 from fpgapipe.lowering.schedule.schedule import forward_only
 from fpgapipe.lowering.units.network_units import RefusedNetwork, check_network
-from fpgapipe.network.graph_json import to_json
 from fpgapipe.partition.explore.candidate import device_chain, make_candidate_schedule, times_of
-from fpgapipe.partition.explore.explorer import KnownGraphs, explore, splits_of
+from fpgapipe.partition.explore.explorer import KnownGraphs, explore
 from fpgapipe.partition.explore.planned import as_plan
 from fpgapipe.partition.explore.smallest import THROUGHPUT, explore_smallest
 from fpgapipe.partition.placed_nodes import PlacedNodes
@@ -37,7 +35,7 @@ from fpgapipe.partition.pricing.machine import (
     is_soon_priced,
     price_plan,
 )
-from fpgapipe.partition.pricing.price_cache import remembered
+from fpgapipe.partition.pricing.price_cache import question_of, remembered
 from fpgapipe.partition.pricing.tried import Tried, by_cores, is_cut, plans_of, timed
 from fpgapipe.partition.schedule.built_schedules import check_schedule_kind
 from fpgapipe.partition.search.problem import PlanError
@@ -111,16 +109,7 @@ def best_plan(
     PlanError
         If nothing fits.
     """
-    splits = [request.load(request.batch // count) for count in splits_of(request)]
-    question = {
-        "what": "best plan",
-        "graphs": [hashlib.sha256(to_json(graph).encode()).hexdigest() for graph in splits],
-        "request": [
-            repr(getattr(request, each.name)) for each in fields(request) if each.name != "load"
-        ],
-        "network": network,
-        "smallest": smallest,
-    }
+    question = question_of("best plan", request, network) | {"smallest": smallest}
     answer = remembered(question, lambda: _Search(request, network, smallest, on_step).answer())
     plan = Plan.model_validate_json(answer["plan"])
     graph = request.load(plan.microbatch)

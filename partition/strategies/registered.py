@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from pydantic import ConfigDict, TypeAdapter
+
+from fpgapipe.partition.explore.explorer import with_enough_splits
 from fpgapipe.partition.plan import Plan
+from fpgapipe.partition.pricing.machine import price_plan
+from fpgapipe.partition.pricing.price_cache import question_of, remembered
 from fpgapipe.partition.strategies.data_parallel import plan_data_parallel
 from fpgapipe.partition.strategies.layerwise import LayerwisePlan
 from fpgapipe.partition.strategies.one_axis import ONE_AXIS, plan_one_axis
@@ -61,3 +66,43 @@ STRATEGIES: Registry[Strategy] = Registry(
     instance_of(Strategy, search=_is_found),
 )
 """All strategies."""
+
+_DEGREES = TypeAdapter(LayerwisePlan | None, config=ConfigDict(ser_json_inf_nan="constants"))
+
+
+def search(name: str, request: Request, network: str, on_step: OnStep) -> Found:
+    """Find the fastest plan of a strategy; a file remembers plans that have prices of programs.
+
+    Parameters
+    ----------
+    name : str
+        A name of `STRATEGIES`.
+    request : Request
+    network : str
+        The name under which the network was loaded.
+    on_step : callable
+        Called with the number of steps done and their total.
+
+    Raises
+    ------
+    UserError
+        If there is no plan.
+    """
+    found: list[Found] = []
+
+    def find() -> dict[str, Any] | None:
+        search = STRATEGIES[name].search
+        found.append(with_enough_splits(request, lambda asked: search(asked, network, on_step)))
+        plan, _, degrees = found[0]
+        if plan.predicted.level != "machine":
+            return None
+        return {"plan": plan.to_json(), "degrees": _DEGREES.dump_python(degrees, mode="json")}
+
+    answer = remembered(question_of(f"strategy {name}", request, network), find)
+    if answer is None:
+        return found[0]
+    plan = Plan.model_validate_json(answer["plan"])
+    priced, timeline = price_plan(
+        plan, request.load(plan.microbatch), request.cluster, options=request.step_options
+    )
+    return priced, timeline, _DEGREES.validate_python(answer["degrees"])

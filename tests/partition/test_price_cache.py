@@ -16,6 +16,9 @@ from fpgapipe.partition.pricing.best_plan import best_plan
 from fpgapipe.partition.pricing.layer_prices import LayerPrices
 from fpgapipe.partition.pricing.machine import price_plan
 from fpgapipe.partition.pricing.price_cache import remembered
+from fpgapipe.partition.strategies import registered as strategies
+from fpgapipe.partition.strategies.registered import STRATEGIES
+from fpgapipe.partition.strategies.strategy import Strategy
 
 QUESTION = {"what": "test", "numbers": [1, 2.5]}
 
@@ -113,6 +116,21 @@ def test_the_search_is_remembered(prices, monkeypatch):
     assert list(again.timeline.tasks()) == list(first.timeline.tasks())
     with pytest.raises(AssertionError, match="the answer is known"):
         best_plan(replace(request, num_microbatches=2), "small")
+
+
+@pytest.mark.parametrize("name", ["data", "layerwise"])
+def test_a_strategy_is_remembered(name, prices, monkeypatch):
+    *_, cluster = plan_of(2, load=small_network, batch=16, microbatches=4)
+    request = Request(small_network, 16, cluster, array=(8, 8))
+    plan, timeline, degrees = strategies.search(name, request, "small", print)
+    monkeypatch.setitem(STRATEGIES.own, name, Strategy(fail))
+    again = strategies.search(name, request, "small", fail)
+    assert plan.predicted.level == "machine"
+    assert (again[0], again[2]) == (plan, degrees)
+    assert (degrees is None) == (name == "data")
+    assert list(again[1].tasks()) == list(timeline.tasks())
+    with pytest.raises(AssertionError, match="the answer is known"):
+        strategies.search(name, replace(request, batch=8), "small", fail)
 
 
 def test_estimates_are_remembered(prices, monkeypatch):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from functools import cache, cached_property
+from functools import cache, cached_property, lru_cache
 from typing import NamedTuple
 
 from fpgapipe.hw.hls_models.spec.node import NodeSpec
@@ -228,6 +228,7 @@ def gemm_cost(product: ProductSpec, node: NodeSpec, *, as_one: bool = False) -> 
     return gemm_costs(node, as_one=as_one)(product)
 
 
+@lru_cache(maxsize=64)
 def gemm_costs(node: NodeSpec, *, as_one: bool = False) -> Callable[[ProductSpec], GemmCost]:
     """Return a function for the cost of a product, which finds that of each product once.
 
