@@ -204,7 +204,10 @@ class _Module(Side):
         return faults, sum(each.numel() for each in seen.values())
 
     def _moved_values(self) -> dict[str, Any]:
-        """The module's state, with learned values and running statistics changed a little."""
+        """The module's state, with learned values and the network's statistics changed a little.
+
+        Buffers with which the import has computed are constants, whatever their names.
+        """
         torch = self.torch
         generator = torch.Generator().manual_seed(0)
 
@@ -212,18 +215,20 @@ class _Module(Side):
             drawn = torch.randn(value.shape, generator=generator, dtype=torch.float64)
             return drawn.to(value.dtype)
 
+        values = self._values()
+        kept = {id(values[name]) for name in initial_weights(self.graph) if name in values}
         state = {}
         for name, value in self._values(once=True).items():
-            learned = value.requires_grad
+            learned, own = value.requires_grad, id(value) in kept
             value = value.detach().clone()
             if value.is_floating_point():
                 value = value.to(self.dtype)
                 if learned:
                     size = float(value.double().square().mean().sqrt())
                     value = value.add(noise(value), alpha=0.1 * size + 0.01)
-                elif name.endswith("running_mean"):
+                elif own and name.endswith("running_mean"):
                     value = value.add(noise(value), alpha=0.1)
-                elif name.endswith("running_var"):
+                elif own and name.endswith("running_var"):
                     value = value.mul(1 + 0.1 * noise(value).tanh())
             state[name] = value
         return state

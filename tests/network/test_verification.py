@@ -357,6 +357,29 @@ class Unread(nn.Module):
         return self.fc(self.layer(x))
 
 
+class Frozen(nn.Module):
+    """A normalisation whose values are buffers, named as those of PyTorch's."""
+
+    def __init__(self, size):
+        super().__init__()
+        for name in ("weight", "bias", "running_mean", "running_var"):
+            self.register_buffer(name, torch.rand(size) + 0.5)
+
+    def forward(self, x):
+        scale = (self.weight * (self.running_var + 1e-5).rsqrt()).reshape(1, -1, 1, 1)
+        shift = (self.bias - self.running_mean * scale.flatten()).reshape(1, -1, 1, 1)
+        return x * scale + shift
+
+
+def test_frozen_statistics_are_constants():
+    module = nn.Sequential(nn.Conv2d(3, 4, 3), Frozen(4), nn.ReLU(), nn.Flatten(), nn.Linear(64, 2))
+    graph = from_torch((module, torch.zeros(2, 3, 6, 6)), name="frozen")
+    found = verify(graph)
+    assert found.verified, found.reason
+    module[1].running_var += 0.1  # after the import
+    assert not verify(graph).verified
+
+
 def test_statistics_that_nobody_reads_are_refused():
     example = torch.zeros(8, 4)
     with pytest.raises(NetworkError, match="nobody reads the result of 'batch_norm', but in train"):
