@@ -1,6 +1,7 @@
 """The pages: their links, command lines, options and programs."""
 
 import contextlib
+import importlib.util
 import io
 import re
 import shlex
@@ -260,6 +261,11 @@ HAVE_SLOW = [path for path in PAGES if re.search(r"^ *```\w+ run slow$", path.re
     ids=lambda path: path.stem,
 )
 def test_programs_run(path, tmp_path, monkeypatch):
+    if "from torchvision" in path.read_text():
+        if importlib.util.find_spec("torchvision") is None:
+            pytest.skip("torchvision is not installed")
+        monkeypatch.syspath_prepend(str(ROOT / "bench"))
+        importlib.import_module("architectures").torchvision_models()
     with forgotten(tmp_path):
         run_page(path, tmp_path, monkeypatch, slow=path.name in SLOW)
 
