@@ -100,6 +100,7 @@ class TilingSearch:
         }
         self._numbers: dict[Tile, int] = {}
         self._known: dict[Hashable, int] = {}
+        self._pairs: dict[Hashable, Numbers] = {}
         self._moves: list[float] = []  # cycles of the transfer of each tile
         self._sizes: list[int] = []  # bytes of each tile
         self._loads: dict[tuple[bytes, int], list[int]] = {}
@@ -206,28 +207,28 @@ class TilingSearch:
     ) -> tuple[Numbers, Numbers, Numbers]:
         """Numbers of the tiles of a product's operations, in the order of `Product.operations`."""
         own = tiling.own_window
-        streamed = [
-            [self._number_of(("a", number, row, piece), made.streamed) for piece in pieces]
-            for row in rows
-        ]
-        stationary = [
-            [
-                self._number_of(("b", number, own, column, piece), made.stationary)
-                for piece in pieces
-            ]
-            for column in columns
-        ]
-        results = [
-            [self._number_of(("r", number, row, column), made.result) for column in columns]
-            for row in rows
-        ]
+        streamed = self._numbers_of(("a", number), rows, pieces, made.streamed)
+        stationary = self._numbers_of(("b", number, own), columns, pieces, made.stationary)
+        result = self._numbers_of(("r", number), rows, columns, made.result)
         shape = len(rows), len(columns), len(pieces)
-        a = np.broadcast_to(np.array(streamed, np.intp)[:, None], shape)
-        b = np.broadcast_to(np.array(stationary, np.intp), shape)
-        result = np.array(results, np.intp)
+        a = np.broadcast_to(streamed[:, None], shape)
+        b = np.broadcast_to(stationary, shape)
         if tiling.n_outer:
             a, b, result = a.swapaxes(0, 1), b.swapaxes(0, 1), result.T
         return a.reshape(-1), b.reshape(-1), result.reshape(-1)
+
+    def _numbers_of(
+        self, what: tuple[Any, ...], ones: Sequence[Any], others: Sequence[Any], make: Any
+    ) -> Numbers:
+        """Numbers of the tiles of all pairs of two kinds of pieces, which many tilings share."""
+        key = what, ones, others
+        found = self._pairs.get(key)
+        if found is None:
+            rows = [
+                [self._number_of((*what, one, other), make) for other in others] for one in ones
+            ]
+            found = self._pairs[key] = np.array(rows, np.intp)
+        return found
 
     def _number_of(self, key: tuple[Any, ...], make: Any) -> int:
         """Number of a tile, which `make` computes from the last two parts of the key."""
