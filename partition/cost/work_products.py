@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from fpgapipe.hw.hls_models.cycles.gemm import Axis, ProductSpec
 from fpgapipe.hw.hls_models.numerics.element_format import BF16, FP32, MXINT8, ElementFormat
+from fpgapipe.hw.hls_models.numerics.mx import MX_BLOCK
 from fpgapipe.lowering.units.layers.depthwise_unit import is_depthwise
 from fpgapipe.network.graph import Graph, Layer
 from fpgapipe.network.operators import Conv, Gemm, Pass
@@ -79,28 +80,33 @@ def products(graph: Graph, layer: Layer, formats: Formats) -> dict[Pass, tuple[P
 def _plain_product(which: Pass, gemm: Gemm, position: int, formats: Formats) -> ProductSpec:
     weights = which is not Pass.WEIGHT_GRADIENT and gemm.weights
     gradient = which is Pass.WEIGHT_GRADIENT
-    right = gemm.k * gemm.n
+    # In a product of two activations, the second factor's gradient is X^T dY, like dW.
+    transposed = gradient or (which is Pass.INPUT_GRADIENT and not gemm.weights and position > 0)
+    streamed, across = gemm.m, gemm.n
+    if gradient or (transposed and gemm.n > gemm.m):
+        streamed, across = across, streamed  # dY passes tiles of X, and the longer of two factors
+    right = gemm.k * across
     return ProductSpec(
-        Axis(gemm.m),
+        Axis(streamed),
         Axis(gemm.k),
-        Axis(gemm.n),
-        gemm.m * gemm.k * formats.activation_bytes,
+        Axis(across),
+        streamed * gemm.k * formats.activation_bytes,
         formats.operand_bytes(right) if weights else right * formats.activation_bytes,
         gemm.m * gemm.n * (formats.state_bytes if gradient else formats.activation_bytes),
         gemm.count,
         gemm.steps,
         accumulates=gradient,
-        # In a product of two activations, the second factor's gradient is X^T dY, like dW.
-        transposed=gradient or (which is Pass.INPUT_GRADIENT and not gemm.weights and position > 0),
+        transposed=transposed,
     )
 
 
 def _conv_shape(layer: Layer, conv: Conv) -> tuple[int, int, int, int, int]:
-    """Numbers of output positions, taps, adjacent taps, and channels in and out of a group."""
+    """Numbers of output positions, taps, taps in a block, and channels in and out of a group."""
     (gemm,) = layer.gemms
     taps = math.prod(conv.kernel)
-    run = conv.kernel[-1] if conv.dilation[-1] == 1 else 1
-    return gemm.m, taps, run, gemm.k // taps, gemm.n
+    channels = gemm.k // taps
+    packed = channels < MX_BLOCK and conv.dilation[-1] == 1  # as `ConvSpec.is_packed`
+    return gemm.m, taps, conv.kernel[-1] if packed else 1, channels, gemm.n
 
 
 def _conv_forward(layer: Layer, conv: Conv, formats: Formats) -> tuple[ProductSpec, ...]:
@@ -129,11 +135,11 @@ def _conv_weight_gradient(layer: Layer, conv: Conv, formats: Formats) -> tuple[P
     positions, taps, run, channels, outputs = _conv_shape(layer, conv)
     return (
         ProductSpec(
-            Axis(channels, taps, run),
-            Axis(positions),
             Axis(outputs),
-            _conv_input_elements(layer, conv) * formats.activation_bytes,
+            Axis(positions),
+            Axis(channels, taps, run),
             positions * outputs * formats.activation_bytes,
+            _conv_input_elements(layer, conv) * formats.activation_bytes,
             taps * channels * outputs * formats.state_bytes,
             conv.groups,
             accumulates=True,
@@ -160,7 +166,7 @@ def _conv_input_gradient(layer: Layer, conv: Conv, formats: Formats) -> tuple[Pr
         result.append(
             ProductSpec(
                 Axis(count),
-                Axis(outputs, phase_taps, phase[-1][1] if conv.dilation[-1] == 1 else 1),
+                Axis(outputs, phase_taps),
                 Axis(channels),
                 # The phases of a region run while its gradients are on chip, so each phase pays
                 # for its share of the reads.

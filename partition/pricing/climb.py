@@ -123,6 +123,4 @@ def climb(
         ]
         if best_of.get(best, inf) == inf or not near:
             return
-        # Formulas know less about cores than about micro-batches: should time run out, cores go
-        # first.
-        price(sorted(near, key=lambda look: look.count != best.count))
+        price(sorted(near, key=lambda look: look.estimate_s))  # should time run out

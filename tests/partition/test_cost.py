@@ -14,6 +14,9 @@ from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec, ScratchpadSpec, Vect
 from fpgapipe.hw.hls_models.spec.device import DeviceSpec, DieResources, MemorySpec
 from fpgapipe.hw.hls_models.spec.node import NodeSpec
 from fpgapipe.hw.hls_models.spec.systolic import Form
+from fpgapipe.lowering.products import conv_parts, conv_passes
+from fpgapipe.lowering.products.conv_parts import Tiling
+from fpgapipe.lowering.units.layers.conv_of_layer import conv_of
 from fpgapipe.lowering.units.layers.depthwise_unit import is_depthwise
 from fpgapipe.network.frontends.profile import read_csv_profile, read_pipedream
 from fpgapipe.network.graph import GraphBuilder
@@ -137,6 +140,43 @@ def test_phases_meet_every_pair_of_position_and_tap_once(size, kernel, stride, p
     )
     found = products(graph, layer, Formats())[Pass.INPUT_GRADIENT]
     assert sum(p.m.size * p.k.taps for p in found) == pairs**2
+
+
+@pytest.mark.parametrize("array", [(32, 64), (32, 192), (16, 32), (4, 4)])
+@pytest.mark.parametrize(
+    ("channels", "conv"),
+    [
+        (3, square_conv(64, 7, stride=2, padding=3)),
+        (64, square_conv(64, 3, padding=1)),
+        (70, square_conv(200, 3, stride=2, padding=1)),
+        (20, square_conv(40, 3, padding=2, dilation=2)),
+        (20, square_conv(40, 3)),
+        (32, square_conv(31, 2)),
+        (256, square_conv(100, 1)),
+    ],
+)
+def test_products_stream_what_programs_stream_past_as_many_tiles(channels, conv, array):
+    graph, layer = conv_layer(14, channels, conv)
+    whole = Tiling(m=1 << 20, n_tiles=1 << 20, k=1 << 20)
+    core = CoreSpec(*array)
+    for which, each in {
+        "forward": Pass.FORWARD, "input": Pass.INPUT_GRADIENT, "weight": Pass.WEIGHT_GRADIENT,
+    }.items():  # fmt: skip
+        formulas = [
+            (p.m.size, p.k.tiles(core.rows) * p.n.tiles(core.cols))
+            for p in products(graph, layer, Formats())[each]
+        ]
+        programs = [
+            (
+                sum(map(made.vectors, made.rows(whole))),
+                sum(map(made.depth, made.slices(whole)))
+                * sum(map(made.array_tiles, made.columns(whole))),
+            )
+            for made in conv_passes.products(
+                conv_of(layer), which, core, conv_parts.Formats(), own_window=False
+            )
+        ]
+        assert sorted(formulas) == sorted(each for each in programs if all(each))
 
 
 def test_weight_gradient_reduces_over_positions():

@@ -37,9 +37,9 @@ def _ceil(a: int, b: int) -> int:
 class Axis:
     """One side of a matrix: taps of a kernel times channels.
 
-    A vector of the array holds channels of one tap. If a tap has fewer channels than the vector has
-    places, the vector holds the channels of several neighbouring taps, which are next to each other
-    in memory (channels last). This is how the three channels of a first layer fill the array.
+    A vector of the array holds channels of one tap, or those of a run of neighbouring taps, which
+    are next to each other in memory (channels last). This is how the three channels of a first
+    layer fill the array.
 
     Parameters
     ----------
@@ -69,9 +69,7 @@ class Axis:
 
     def tiles(self, width: int) -> int:
         """Number of vectors of `width` places that the axis takes."""
-        if self.channels < width:
-            return self.taps // self.run * _ceil(self.run * self.channels, width)
-        return self.taps * _ceil(self.channels, width)
+        return self.taps // self.run * _ceil(self.run * self.channels, width)
 
 
 @dataclass(frozen=True)
@@ -81,7 +79,8 @@ class ProductSpec:
     Parameters
     ----------
     m, k, n : Axis
-        Rows of the result, reduction, columns of the result.
+        Rows of the result, which are streamed; reduction; columns of the result, whose operand is
+        the stationary one.
     left_bytes, right_bytes, out_bytes : int
         Size in memory of the operands and the result of one product, with every element counted
         once: for a convolution, the size of the input, not of the matrix of its windows.
@@ -186,8 +185,6 @@ class GemmCost(NamedTuple):
         Cycles in which the memory is busy.
     memory_bytes : int
         Bytes read and written.
-    swapped : bool
-        Whether the left operand is the stationary one.
     dataflow : str
         Data that stays on chip: ``stationary`` panels, ``streamed`` panels, or ``sums``.
     """
@@ -196,7 +193,6 @@ class GemmCost(NamedTuple):
     compute_cycles: int
     memory_cycles: int
     memory_bytes: int
-    swapped: bool
     dataflow: str
 
 
@@ -232,9 +228,8 @@ def gemm_cost(product: ProductSpec, node: NodeSpec, *, as_one: bool = False) -> 
 def gemm_costs(node: NodeSpec, *, as_one: bool = False) -> Callable[[ProductSpec], GemmCost]:
     """Return a function for the cost of a product, which finds that of each product once.
 
-    It is the cost with the best choice of stationary operand and of tiling, the one with the fewest
-    cycles of array or memory, whichever is busy longer; then the fewest bytes; then the fewest
-    cycles in all.
+    It is the cost with the best tiling, the one with the fewest cycles of array or memory,
+    whichever is busy longer; then the fewest bytes; then the fewest cycles in all.
 
     Parameters
     ----------
@@ -258,25 +253,21 @@ def gemm_costs(node: NodeSpec, *, as_one: bool = False) -> Callable[[ProductSpec
 
 
 def _choices(product: ProductSpec, engine: _Engine) -> Iterator[GemmCost]:
-    for swapped in (False, True):
-        side = _side(product, engine, swapped)
-        for blocking in _blockings(side, engine):
-            yield _cost(product, engine, side, blocking, swapped)
+    side = _side(product, engine)
+    for blocking in _blockings(side, engine):
+        yield _cost(product, engine, side, blocking)
 
 
-def _side(product: ProductSpec, engine: _Engine, swapped: bool) -> _Side:
-    stream, across = (product.n, product.m) if swapped else (product.m, product.n)
-    left, right = product.left_bytes, product.right_bytes
+def _side(product: ProductSpec, engine: _Engine) -> _Side:
     # The transposer works on squares of rows x rows and takes `rows` cycles for a square, however
-    # little of it is used. A swapped product leaves the array transposed, so its result passes
-    # through the transposer as well.
-    whole_squares = swapped or product.transposed
+    # little of it is used.
+    squares = product.m.tiles(engine.rows) * engine.rows
     return _Side(
-        stream.tiles(engine.rows) * engine.rows if whole_squares else stream.size,
+        squares if product.transposed else product.m.size,
         product.k.tiles(engine.rows),
-        across.tiles(engine.cols),
-        right if swapped else left,
-        left if swapped else right,
+        product.n.tiles(engine.cols),
+        product.left_bytes,
+        product.right_bytes,
     )
 
 
@@ -340,9 +331,7 @@ def _sum_blockings(side: _Side, engine: _Engine, vector: float, tile: float) -> 
         columns *= 2
 
 
-def _cost(
-    product: ProductSpec, engine: _Engine, side: _Side, blocking: _Blocking, swapped: bool
-) -> GemmCost:
+def _cost(product: ProductSpec, engine: _Engine, side: _Side, blocking: _Blocking) -> GemmCost:
     tiles = side.reduction_tiles * side.across_tiles * product.count
     parts = engine.node.core.scratchpad.parts
     compute = compute_cycles(
@@ -373,7 +362,6 @@ def _cost(
         product.steps * compute,
         memory,
         memory_bytes,
-        swapped,
         blocking.dataflow,
     )
 
