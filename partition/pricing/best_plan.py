@@ -2,8 +2,9 @@
 
 Formulas time every core, number of micro-batches and schedule; they leave much out
 (``bench/bench_formulas.py``). From the combination that they like best, the search goes to those
-next to the best so far and times plans of each by their whole programs, until none is left that may be faster. Where
-there are several devices, the network is cut by prices of its layers in the program of one device.
+next to the best so far and times plans of each by their whole programs, until none is left that may
+be faster. Where there are several devices, the network is cut by prices of its layers in the
+program of one device.
 """
 
 from __future__ import annotations
