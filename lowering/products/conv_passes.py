@@ -232,6 +232,9 @@ class _InputGradient(_Positions):
         self.packed = False
         self.source = Image("dy", conv.oh, conv.ow, conv.y_channels, formats.y)
         self.vertical, self.horizontal = (_phase_taps(conv, axis, phase[axis]) for axis in (0, 1))
+        # Where no tap meets a position, a block of outputs outside the image is enough for zeros.
+        meets = all(_taps_that_meet(conv, axis, phase[axis]) for axis in (0, 1))
+        self.outputs = conv.cout if meets else min(conv.cout, BLOCK)
 
     def rows(self, tiling: Tiling) -> list[PositionTile]:
         conv = self.conv
@@ -245,7 +248,7 @@ class _InputGradient(_Positions):
         return tiled(self.conv.cin, self.core.cols, tiling.n_tiles)
 
     def slices(self, tiling: Tiling) -> list[Range]:
-        return _slices(self.conv.cout, self.vertical.count * self.horizontal.count, tiling)
+        return _slices(self.outputs, self.vertical.count * self.horizontal.count, tiling)
 
     def stationary(self, column: Range, part: Range) -> Tile:
         (c0, c1), (s0, s1) = column, part
@@ -328,6 +331,12 @@ def _taps_of_blocks(block: Loop, across: Loop, down: Loop, *, packed: bool) -> L
     return LoopNest((across, down, block))
 
 
+def _taps_that_meet(conv: ConvSpec, axis: int, phase: int) -> list[int]:
+    """The taps that connect any of the positions of a phase with the output."""
+    first, stride = phase + conv.pad[axis], conv.stride[axis]
+    return [t for t in range(conv.kernel[axis]) if (first - t * conv.dilation[axis]) % stride == 0]
+
+
 def _phase_taps(conv: ConvSpec, axis: int, phase: int) -> Taps:
     """The taps that connect the input positions `phase`, `phase` + stride, ... with the output.
 
@@ -335,7 +344,7 @@ def _phase_taps(conv: ConvSpec, axis: int, phase: int) -> Taps:
     ``i + pad = stride * o + dilation * t``. If no tap does, the result is a tap outside the image.
     """
     stride, dilation, pad = conv.stride[axis], conv.dilation[axis], conv.pad[axis]
-    taps = [t for t in range(conv.kernel[axis]) if (phase + pad - t * dilation) % stride == 0]
+    taps = _taps_that_meet(conv, axis, phase)
     if not taps:  # no further outside than need be, since a pattern's numbers have few bits
         return Taps(1, 0, -ceil_div((conv.h, conv.w)[axis], stride), 1)
     every = taps[1] - taps[0] if len(taps) > 1 else 1

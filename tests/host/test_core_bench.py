@@ -85,6 +85,18 @@ def test_one_layer(cli, which):
 
 
 @pytest.mark.sim
+def test_zeros_of_an_input_gradient(cli):
+    """Positions that no tap meets take products with one block of a reduction of three."""
+    layer = "conv:cin=16,cout=70,k=1,stride=2,h=9,w=9,batch=2"
+    code, out, _ = cli(*SMALL, "--layer", layer, "--pass", "input", "--json")
+    assert code == 0
+    found = json.loads(out)
+    assert found["matches_model"] is True
+    met, unmet = 2 * 5 * 5, 2 * (9 * 9 - 5 * 5)
+    assert found["counters"]["GEMM0_VECTORS"] == 2 * (met * 9 + unmet * 4)
+
+
+@pytest.mark.sim
 def test_a_table_for_people(cli):
     code, out, _ = cli(
         *SMALL,

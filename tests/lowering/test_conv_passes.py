@@ -15,7 +15,7 @@ from fpgapipe.hw.hls_models.numerics.element_format import BF16, FP32
 from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec, ScratchpadSpec
 from fpgapipe.lowering.products.conv import ConvSpec, PositionTile, chunks, spatial_tiles, tiled
 from fpgapipe.lowering.products.conv_parts import Formats, Image, Tiling
-from fpgapipe.lowering.products.conv_passes import operations
+from fpgapipe.lowering.products.conv_passes import operations, products
 from fpgapipe.lowering.products.emit import emit, rings_of
 from fpgapipe.lowering.products.tiled_product import TiledProduct
 from fpgapipe.lowering.program.layer_program import (
@@ -69,6 +69,20 @@ def test_random_layers_are_exact_where_their_numbers_are():
             np.testing.assert_array_equal(got, exact, err_msg=f"seed {seed}")
         seen.add((which, core.rows == 32, conv.cin < 32))
     assert len(seen) == 12, "some class of layers never came up"
+
+
+def test_positions_that_no_tap_meets_take_one_block_of_products():
+    """Three of four phases of a pointwise convolution of stride 2 are zeros, whatever `cout` is."""
+    conv = ConvSpec(40, 100, stride=(2, 2), h=9, w=9, batch=2)
+    core, formats, whole = SMALL, Formats(), Tiling(1 << 20, 1 << 20, 1 << 20)
+    passes = products(conv, "input", core, formats, own_window=False)
+    assert [each.slices(whole) for each in passes] == [[(0, 100)], *([[(0, 32)]] * 3)]
+    program = lower_layer(conv, "input", core, formats)
+    operands = integers(program, 0)
+    got = run(program, core, operands)
+    np.testing.assert_allclose(got, reference(conv, "input", operands), rtol=2**-8)
+    assert not got[:, 1::2].any()
+    assert not got[:, :, 1::2].any()
 
 
 def parted(conv, seed):
