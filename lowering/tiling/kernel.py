@@ -21,6 +21,7 @@ from fpgapipe.hw.hls_models.isa.shared_fields import SharedFields
 from fpgapipe.hw.hls_models.isa.vector_op import VectorOp
 from fpgapipe.hw.hls_models.numerics.element_format import FP32, ElementFormat
 from fpgapipe.hw.hls_models.spec.core_spec import NoRoom
+from fpgapipe.lowering.tiling.banks import apart
 from fpgapipe.lowering.tiling.template import Template
 from fpgapipe.lowering.tiling.tile import Tile, ceil_word
 
@@ -445,40 +446,19 @@ class VectorKernel:
         """Byte addresses of one copy of the buffers."""
         bank_bytes = self.region.bank_bytes or self.region.size_bytes
         banks = self.region.size_bytes // bank_bytes
-        begins = _apart(self.buffers, banks, bank_bytes, self.buffer_count)
+        rooms = {
+            name: room_of({name: buffer}, self.buffer_count)
+            for name, buffer in self.buffers.items()
+        }
+        # Pieces share steps.
+        steps = {id(step): step for piece in self.pieces for step in piece.steps}.values()
+        pairs = [(step.x, step.y) for step in steps if step.y is not None and step.y != step.x]
+        begins = apart(rooms, pairs, banks, bank_bytes)
         places = {}
         for name, buffer in self.buffers.items():
             size = 0 if buffer.kept else ceil_word(buffer.size_bytes)
             places[name] = self.region.base + begins[name] + copy * size
         return places
-
-
-def _apart(
-    buffers: Mapping[str, Buffer], banks: int, bank_bytes: int, buffer_count: int
-) -> dict[str, int]:
-    """Beginnings of buffers, each in another bank than the one before if all of them fit so."""
-    used = [0] * banks
-    begins = {}
-    for number, (name, buffer) in enumerate(buffers.items()):
-        size = room_of({name: buffer}, buffer_count)
-        for skipped in range(banks):
-            bank = (number + skipped) % banks
-            if used[bank] + size <= bank_bytes:
-                begins[name] = bank * bank_bytes + used[bank]
-                used[bank] += size
-                break
-        else:
-            return _in_a_row(buffers, buffer_count)
-    return begins
-
-
-def _in_a_row(buffers: Mapping[str, Buffer], buffer_count: int) -> dict[str, int]:
-    """Beginnings of buffers that follow each other without gaps."""
-    begins, at = {}, 0
-    for name, buffer in buffers.items():
-        begins[name] = at
-        at += room_of({name: buffer}, buffer_count)
-    return begins
 
 
 def room_of(buffers: Mapping[str, Buffer], buffer_count: int = 2) -> int:
