@@ -44,9 +44,6 @@ LEAST_PRODUCTS = 3
 """Number of products of a step from which on a copy can pay: making one takes as long as it saves
 in two."""
 
-MOST_VECTORS = 2 * MX_BLOCK
-"""Number of vectors from which on the array does not wait for FP32 weights."""
-
 MOST_COPY_BYTES = 1 << 27
 """Bytes of the largest copy: a larger one takes more memory than its share of the time is worth."""
 
@@ -122,7 +119,8 @@ def product_of_weight(
     plain = best(tensors)
     along = conv.cin if which == "forward" else conv.cout
     vectors = conv.batch * (conv.oh * conv.ow if which == "forward" else conv.h * conv.w)
-    may_pay = step.num_microbatches * repeats.count >= LEAST_PRODUCTS and vectors < MOST_VECTORS
+    products = step.num_microbatches * repeats.count
+    may_pay = products >= LEAST_PRODUCTS and step.product_core.array.waits_for_fp32(vectors)
     if not (step.options.rounded_weights and may_pay) or along % MX_BLOCK:
         return plain.kernel
     copy = Tensor(f"{weight.name}.{which}", weight.shape, BF16)

@@ -122,6 +122,13 @@ class SystolicSpec:
         """Bytes of two tiles of each operand, with elements of up to four bytes."""
         return 2 * 4 * self.rows * (self.rows + self.cols)
 
+    def waits_for_fp32(self, vectors: int) -> bool:
+        """Whether an array past which `vectors` go waits for weights that are read as FP32.
+
+        Such a column of weights takes two cycles to be read; one of BF16 takes one.
+        """
+        return vectors < 2 * self.cols
+
     @property
     def load_cycles(self) -> int:
         """Cycles from the first column of a tile's weights to its first vector.
