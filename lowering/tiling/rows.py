@@ -35,6 +35,10 @@ from fpgapipe.lowering.tiling.nest import VectorLoop, nest
 PIECE_ELEMENTS = 1 << 15
 """Approximate number of elements of a piece."""
 
+LEAST_ROWS = 16
+"""Rows of a piece of long rows, if they fit. A vector of a table, such as numbers of classes, is
+read once for all rows of a piece, and takes as long as ten rows or so."""
+
 WORD_ELEMENTS = 32
 """Elements of which a number fills whole words of memory, in BF16 and in FP32."""
 
@@ -94,7 +98,7 @@ def piece_rows(
         Buffers that a piece of a given number of rows needs.
     region : Region
     """
-    rows = min(max(PIECE_ELEMENTS // width, 1), number)
+    rows = min(max(PIECE_ELEMENTS // width, LEAST_ROWS), number)
     while rows > 1 and room_of(buffers(rows)) > region.size_bytes:
         rows //= 2
     return rows - rows % MAX_SUMS if rows > MAX_SUMS else rows

@@ -5,8 +5,11 @@ import pytest
 import torch
 from kernel_cases import REGION, drawn, error, execute, same_bits
 
+from fpgapipe.hw.hls_models.cycles.core_cycles import MemorySpec, predict
+from fpgapipe.hw.hls_models.isa.instructions import Opcode
 from fpgapipe.hw.hls_models.isa.vector_op import Constant
 from fpgapipe.hw.hls_models.numerics.element_format import BF16, FP32
+from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec, ScratchpadSpec, VectorSpec
 from fpgapipe.lowering.kernels.loss import (
     Counting,
     class_numbers,
@@ -160,6 +163,26 @@ def test_infinities_and_nan(classes):
     labels[0] = 0
     assert run(logits, labels)[0] == reference(logits, labels)[0] == np.inf
     assert error(run(logits, labels)[1], reference(logits, labels)[1]) < 1e-6
+
+
+def test_numbers_of_classes_are_read_once_for_several_rows():
+    """Seven operations on each logit, one of them in a quarter of the lanes, take 10 cycles."""
+    batch, classes, lanes = 64, 8192, 16
+    core = CoreSpec(32, 32, scratchpad=ScratchpadSpec(4, 1 << 21), vector=VectorSpec(lanes=lanes))
+    region = Region(0, core.scratchpad.size_bytes, core.scratchpad.bank_bytes)
+    logits, gradient = (Tensor(name, (batch, classes), BF16) for name in ("logits", "gradient"))
+    kernel = cross_entropy(
+        "loss", logits, Tensor("labels", (batch,)), Tensor("loss", (1,)), region, gradient=gradient
+    )
+    tensors = sorted(kernel.reads | kernel.writes)
+    program = kernel.instructions({name: at << 22 for at, name in enumerate(tensors)})
+    found = predict(program, core, MemorySpec())
+    cycles = sum(
+        end - start
+        for each, start, end in zip(program, found.starts, found.ends, strict=False)
+        if each.opcode is Opcode.VECTOR
+    )
+    assert cycles < 1.2 * 10 * batch * classes / lanes
 
 
 @pytest.mark.parametrize(("batch", "classes"), [(300, 33), (20, 1500)])
