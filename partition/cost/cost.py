@@ -162,6 +162,8 @@ class CostModel:
     ----------
     graph : Graph
     formats : Formats, optional
+    accumulates : bool
+        Whether there are several micro-batches, whose weight gradients are added up.
 
     Raises
     ------
@@ -169,7 +171,9 @@ class CostModel:
         If the network is a profile; use `measured_costs` for profiles.
     """
 
-    def __init__(self, graph: Graph, formats: Formats | None = None) -> None:
+    def __init__(
+        self, graph: Graph, formats: Formats | None = None, *, accumulates: bool = False
+    ) -> None:
         for layer in graph.layers.values():
             if isinstance(layer.operator, Measured):
                 raise ValueError(
@@ -178,7 +182,7 @@ class CostModel:
                 )
         self.graph = graph
         self.formats = formats or Formats()
-        self._work = network_work(graph, self.formats)
+        self._work = network_work(graph, self.formats, accumulates=accumulates)
         gradients = _with_gradient(graph)
         kept = zip(self._work, _kept_apart(graph, self._work), strict=True)
         self._sizes = [self._sizes_of(work, each, gradients) for work, each in kept]
@@ -277,7 +281,10 @@ def _pass(
 
 
 def _vector(work: VectorWork, node: NodeSpec) -> int:
-    return -(-work.operations // node.core.vector_lanes)
+    vector = node.core.vector
+    assert vector is not None, "a core that runs networks has lanes"
+    plain = work.operations - work.functions
+    return -(-plain // vector.lanes) + -(-work.functions // vector.function_lanes)
 
 
 def _bytes(work: VectorWork) -> int:

@@ -22,11 +22,13 @@ from fpgapipe.network.operators import (
     AxisMap,
     Conv,
     ConvTranspose,
+    Embedding,
     Linear,
     Pass,
     Pool,
     Recurrent,
     Slice,
+    Softmax,
 )
 from fpgapipe.partition.cost.work_products import Formats, products, untouched_inputs
 
@@ -42,17 +44,21 @@ class VectorWork:
         lookups. A lane does one of them per cycle.
     read_bytes, write_bytes : int
         Bytes read from memory and written to it.
+    functions : int
+        Number of operations that are function lookups, which fewer lanes do.
     """
 
     operations: int = 0
     read_bytes: int = 0
     write_bytes: int = 0
+    functions: int = 0
 
     def __add__(self, other: VectorWork) -> VectorWork:
         return VectorWork(
             self.operations + other.operations,
             self.read_bytes + other.read_bytes,
             self.write_bytes + other.write_bytes,
+            self.functions + other.functions,
         )
 
 
@@ -80,7 +86,7 @@ class PassWork:
 
 
 # Lane operations per element of the output in the forward and in the backward pass, counted from
-# the formulas. A function from a table (exp, tanh, sigmoid, reciprocal, logarithm) counts as one.
+# the formulas.
 POINTWISE_OPERATIONS = {
     **{function: formula_of(function).lane_operations for function in FUNCTIONS},
     **{function: elementary(function).lane_operations for function in ELEMENTARY},
@@ -117,14 +123,26 @@ POINTWISE_OPERATIONS = {
     "rescale": (2, 0),
 }
 
+# Those among them that are functions from a table.
+TABLE_FUNCTIONS = {
+    **{function: formula_of(function).table_functions for function in FUNCTIONS},
+    **{function: elementary(function).table_functions for function in ELEMENTARY},
+    "softmax": (1, 0),
+    "log_softmax": (1, 1),
+}
+
 RELU_LIKE = ("relu", "relu6", "leaky_relu")
 """Activation functions whose gradient follows from the result."""
 
-SELECTIONS = ("embedding", "select")
-"""Layers that read entries of a table."""
-
 FREE = ("reshape", "flatten", "slice", "split", "concat", "constant", "unlisted")
 """Layers that move no data: their producers and consumers only use other addresses."""
+
+MOVED = ("transpose", "expand", "pad")
+"""Layers that only move elements."""
+
+LOSS_OPERATIONS = 7
+"""Operations on each logit: select the label's, add it up, maximum, exponential, sum, share, and
+the label's own share of the gradient."""
 
 _KEEP_OUTPUT = (
     *RELU_LIKE,
@@ -184,8 +202,13 @@ class LayerWork:
     fused_into: str | None
 
 
-def network_work(graph: Graph, formats: Formats) -> tuple[LayerWork, ...]:
-    """The work of training a network, layer by layer."""
+def network_work(
+    graph: Graph, formats: Formats, *, accumulates: bool = False
+) -> tuple[LayerWork, ...]:
+    """The work of training a network, layer by layer.
+
+    If it `accumulates`, weight gradients are added to those of earlier micro-batches.
+    """
     readers, fused = consumers(graph), fused_layers(graph)
     followers: dict[str, list[Layer]] = {}
     for name, into in fused.items():
@@ -197,23 +220,31 @@ def network_work(graph: Graph, formats: Formats) -> tuple[LayerWork, ...]:
         owned = sum(size for name, size in learned.items() if name not in seen)
         seen |= set(learned)
         matrix = products(graph, layer, formats)
+        if accumulates and Pass.WEIGHT_GRADIENT in matrix:
+            added = [replace(each, accumulates=True) for each in matrix[Pass.WEIGHT_GRADIENT]]
+            matrix[Pass.WEIGHT_GRADIENT] = tuple(added)
         vector = dict.fromkeys(matrix, NO_WORK)
         behind = followers.get(layer.name, [])
         if layer.name not in fused:
             _add_own_work(layer, formats, vector)
             _add_gradient(vector, _fused_gradient(layer, behind, formats))
             vector[Pass.FORWARD] += _fused_sums(behind, formats)
+            for each in behind:
+                vector[Pass.FORWARD] += _on_chip(each, _forward(each, formats))
+                _add_gradient(vector, _on_chip(each, _backward(each, formats, wants_input=True)))
         if _is_followed(layer, behind):
             matrix[Pass.FORWARD] = _exact_results(matrix[Pass.FORWARD], formats)
             vector[Pass.FORWARD] += _after_product(layer, formats)
         _add_gradient(vector, _gradient_sum(graph, layer, readers[layer.name], formats))
+        if layer.name in graph.outputs and layer.op != "cross_entropy":
+            _add_gradient(vector, _loss(layer, formats))
         concurrent = not isinstance(layer.operator, Recurrent) and not _is_followed(layer, behind)
         operands = weight_elements(layer)
         result.append(
             LayerWork(
                 layer,
                 {each: PassWork(matrix[each], vector[each], concurrent) for each in matrix},
-                update_work(owned, operands, formats),
+                update_work(owned, formats),
                 _kept(layer, readers[layer.name], formats) if len(matrix) > 1 else (),
                 owned,
                 operands,
@@ -259,6 +290,23 @@ def _fused_sums(behind: Sequence[Layer], formats: Formats) -> VectorWork:
         if layer.op == "add":
             work += VectorWork(layer.output.elements, formats.tensor_bytes(layer.output))
     return work
+
+
+def _on_chip(layer: Layer, work: VectorWork) -> VectorWork:
+    """Work of a layer that runs in the kernels of one before it, which keep its operands on chip.
+
+    Sums and ReLUs have work of their own (`_fused_sums`, `_fused_gradient`), and what is moved has
+    another order from the beginning.
+    """
+    if layer.op in (*RELU_LIKE, *MOVED, "add"):
+        return NO_WORK
+    return VectorWork(work.operations, functions=work.functions)
+
+
+def _loss(layer: Layer, formats: Formats) -> VectorWork:
+    """Work of the loss of an output and its gradient: cross-entropy with a label for each row."""
+    size, moved = layer.output.elements, formats.tensor_bytes(layer.output)
+    return VectorWork(LOSS_OPERATIONS * size, moved, moved, size)
 
 
 def _fused_gradient(layer: Layer, behind: Sequence[Layer], formats: Formats) -> VectorWork:
@@ -344,21 +392,26 @@ def _forward(layer: Layer, formats: Formats) -> VectorWork:
     if isinstance(layer.operator, Recurrent):
         # The gates' functions and what becomes of them are nine instructions. Four numbers and the
         # cell are written for the backward pass.
-        return VectorWork(9 * out, 0, 5 * out * formats.activation_bytes)
+        functions = 5 if op == "lstm" else 3
+        return VectorWork(9 * out, 0, 5 * out * formats.activation_bytes, functions * out)
     if op == "batch_norm":
         # Mean, variance and result take a pass each; the variance is of differences to the mean.
         return VectorWork(4 * x.elements, 3 * reads, writes)
     if isinstance(layer.operator, AxisMap):
         return VectorWork(_products(layer), reads, writes)
     if isinstance(layer.operator, Pool):
-        taps = math.prod(layer.operator.kernel)
-        return VectorWork(out * taps, reads, writes + _index_bytes(layer, formats))
-    if op in SELECTIONS:
+        # The maximum and its place in the window take a pass each.
+        passes = 2 if layer.operator.function == "max" else 1
+        work = passes * out * math.prod(layer.operator.kernel)
+        return VectorWork(work, reads, writes + _index_bytes(layer, formats))
+    if op == "embedding":
+        return _one_hot(layer, formats)
+    if op == "select":
         return VectorWork(out, out * formats.state_bytes, writes)
     if op == "cross_entropy":
-        return VectorWork(5 * x.elements, reads, formats.tensor_bytes(x))
+        return VectorWork(5 * x.elements, reads, formats.tensor_bytes(x), functions=x.elements)
     if op in POINTWISE_OPERATIONS:
-        return VectorWork(POINTWISE_OPERATIONS[op][0] * out, reads, writes)
+        return _on_each(layer, 0, reads, writes)
     return VectorWork(x.elements, reads, writes)  # global pooling, reductions
 
 
@@ -389,9 +442,8 @@ def _backward(layer: Layer, formats: Formats, wants_input: bool) -> VectorWork:
     if isinstance(layer.operator, Recurrent):
         # Gradients of both products are written unless they are the same.
         written = 4 if op == "lstm" else 6
-        return VectorWork(
-            18 * out, 6 * out * formats.activation_bytes, written * out * formats.activation_bytes
-        )
+        read, write = (count * out * formats.activation_bytes for count in (6, written))
+        return VectorWork(18 * out, read, write, functions=out if op == "lstm" else 0)
     if op == "batch_norm":
         # The first pass sums dY and dY times the normalised input; the second computes dX from
         # both sums.
@@ -405,7 +457,9 @@ def _backward(layer: Layer, formats: Formats, wants_input: bool) -> VectorWork:
             # A window's gradient goes to one input element, but all elements are written.
             return VectorWork(x.elements + out, given + _index_bytes(layer, formats), reads)
         return VectorWork(out * math.prod(layer.operator.kernel), given, reads)
-    if op in SELECTIONS:
+    if op == "embedding":
+        return _one_hot(layer, formats)
+    if op == "select":
         # Rows of the table's gradient are read, added to and written back to memory.
         return VectorWork(out, given + out * formats.state_bytes, out * formats.state_bytes)
     if op == "cross_entropy":
@@ -413,8 +467,26 @@ def _backward(layer: Layer, formats: Formats, wants_input: bool) -> VectorWork:
     if op in POINTWISE_OPERATIONS:
         kept = sum(size for name, size in kept_tensors(layer, formats))
         written = sum(formats.tensor_bytes(t) for t in layer.input_tensors if t.dtype.is_float)
-        return VectorWork(POINTWISE_OPERATIONS[op][1] * out, given + kept, written)
+        return _on_each(layer, 1, given + kept, written)
     return VectorWork(x.elements, given, reads)
+
+
+def _one_hot(layer: Layer, formats: Formats) -> VectorWork:
+    """Rows with a single one, by which the array multiplies an embedding's table."""
+    assert isinstance(layer.operator, Embedding)
+    size = math.prod(layer.input_tensors[0].shape) * layer.operator.num_embeddings
+    return VectorWork(size, 0, size * formats.activation_bytes)
+
+
+def _on_each(layer: Layer, which: int, read_bytes: int, write_bytes: int) -> VectorWork:
+    """Work on each element that a layer's rows have, forward (0) or backward (1)."""
+    elements = layer.output.elements
+    if isinstance(layer.operator, Softmax) and layer.operator.causal:
+        rows, columns = layer.output.shape[-2:]  # row i has the first i + 1 columns
+        elements = elements * (2 * columns - rows + 1) // (2 * columns)
+    operations = POINTWISE_OPERATIONS[layer.op][which] * elements
+    functions = TABLE_FUNCTIONS.get(layer.op, (0, 0))[which] * elements
+    return VectorWork(operations, read_bytes, write_bytes, functions)
 
 
 def _products(layer: Layer) -> int:
@@ -466,15 +538,14 @@ def _index_bytes(layer: Layer, formats: Formats) -> int:
     return formats.tensor_bytes(layer.output) if layer.op == "max_pool" else 0
 
 
-def update_work(owned: int, operands: int, formats: Formats) -> VectorWork:
+def update_work(owned: int, formats: Formats) -> VectorWork:
     """Work of SGD with momentum and weight decay on `owned` learned elements.
 
-    Each element takes three multiply-adds. Master weight, momentum and gradient are read; the
-    first two are written and the gradient is cleared. The array's `operands` are written twice,
-    with blocks along one axis and along the other.
+    Each element takes three multiply-adds. Master weight, momentum and gradient are read, and the
+    first two are written.
     """
-    state = 3 * formats.state_bytes * owned
-    return VectorWork(3 * owned, state, state + 2 * formats.operand_bytes(operands))
+    state = formats.state_bytes * owned
+    return VectorWork(3 * owned, 3 * state, 2 * state)
 
 
 def weight_elements(layer: Layer) -> int:

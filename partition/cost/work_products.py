@@ -11,7 +11,7 @@ from fpgapipe.hw.hls_models.numerics.element_format import BF16, FP32, MXINT8, E
 from fpgapipe.hw.hls_models.numerics.mx import MX_BLOCK
 from fpgapipe.lowering.units.layers.depthwise_unit import is_depthwise
 from fpgapipe.network.graph import Graph, Layer
-from fpgapipe.network.operators import Conv, Gemm, Pass
+from fpgapipe.network.operators import Conv, Embedding, Gemm, Pass
 from fpgapipe.network.operators.tensors import Tensor
 
 
@@ -69,6 +69,13 @@ def products(graph: Graph, layer: Layer, formats: Formats) -> dict[Pass, tuple[P
             Pass.WEIGHT_GRADIENT: _conv_weight_gradient,
         }
         return {each: by_pass[each](layer, layer.operator, formats) for each in passes}
+    if isinstance(layer.operator, Embedding):
+        rows = math.prod(layer.input_tensors[0].shape)
+        table = Gemm(rows, layer.operator.num_embeddings, layer.operator.features)
+        passes = {
+            each: table.weight_gradients() if each is Pass.WEIGHT_GRADIENT else (table,)
+            for each in passes
+        }
     return {
         each: tuple(
             _plain_product(each, gemm, position, formats) for position, gemm in enumerate(gemms)
@@ -91,12 +98,12 @@ def _plain_product(which: Pass, gemm: Gemm, position: int, formats: Formats) -> 
         Axis(gemm.k),
         Axis(across),
         streamed * gemm.k * formats.activation_bytes,
-        formats.operand_bytes(right) if weights else right * formats.activation_bytes,
+        right * (formats.state_bytes if weights else formats.activation_bytes),
         gemm.m * gemm.n * (formats.state_bytes if gradient else formats.activation_bytes),
         gemm.count,
         gemm.steps,
-        accumulates=gradient,
         transposed=transposed,
+        weights=weights,
     )
 
 
@@ -118,9 +125,10 @@ def _conv_forward(layer: Layer, conv: Conv, formats: Formats) -> tuple[ProductSp
             Axis(channels, taps, run),
             Axis(outputs),
             reads * formats.activation_bytes,
-            formats.operand_bytes(taps * channels * outputs),
+            taps * channels * outputs * formats.state_bytes,
             positions * outputs * formats.activation_bytes,
             conv.groups,
+            weights=True,
         ),
     )
 
@@ -142,7 +150,6 @@ def _conv_weight_gradient(layer: Layer, conv: Conv, formats: Formats) -> tuple[P
             _conv_input_elements(layer, conv) * formats.activation_bytes,
             taps * channels * outputs * formats.state_bytes,
             conv.groups,
-            accumulates=True,
             transposed=True,
         ),
     )
@@ -171,9 +178,10 @@ def _conv_input_gradient(layer: Layer, conv: Conv, formats: Formats) -> tuple[Pr
                 # The phases of a region run while its gradients are on chip, so each phase pays
                 # for its share of the reads.
                 math.ceil(positions * outputs * formats.activation_bytes * share),
-                formats.operand_bytes(phase_taps * channels * outputs),
+                phase_taps * channels * outputs * formats.state_bytes,
                 count * channels * formats.activation_bytes,
                 conv.groups,
+                weights=True,
             )
         )
     return tuple(result)

@@ -287,7 +287,7 @@ class _Split:
 def _explored(request: Request, count: int) -> _Split:
     """The best candidates of all schedules for a number of micro-batches, by their models."""
     graph = request.load(request.batch // count)
-    model = CostModel(graph)
+    model = CostModel(graph, accumulates=count > 1)
     part = _Split()
     cores = {}
     too_large: dict[int, PlanError] = {}

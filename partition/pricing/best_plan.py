@@ -25,7 +25,13 @@ from fpgapipe.partition.explore.planned import as_plan
 from fpgapipe.partition.explore.smallest import THROUGHPUT, explore_smallest
 from fpgapipe.partition.placed_nodes import PlacedNodes
 from fpgapipe.partition.plan import Plan
-from fpgapipe.partition.pricing.climb import SLACK, Combination, cheapest_first, climb
+from fpgapipe.partition.pricing.climb import (
+    PROMISING,
+    SLACK,
+    Combination,
+    cheapest_first,
+    climb,
+)
 from fpgapipe.partition.pricing.machine import (
     PRICES_S,
     PROGRAMS_S,
@@ -327,13 +333,16 @@ class _Search:
         """Price plans of some looks, unless that takes too long; the fastest of each comes first.
 
         A plan on one device has the time of its program, and one over several has the times of the
-        programs of its layers.
+        programs of its layers. Looks that promise to be the best may take twice as long.
         """
         jobs = {}
+        best = min(self.best_of, key=lambda look: self.best_of[look], default=None)
         for look in looks:
             self.best_of[look] = inf
             plan = self._of(look.estimate).plan
-            if is_soon_priced(plan) and self._affords(self._effort_s(look), most_s):
+            promises = best is not None and look.estimate_s <= PROMISING * best.estimate_s
+            own_s = 2 * most_s if promises else most_s
+            if is_soon_priced(plan) and self._affords(self._effort_s(look), own_s):
                 graph = self.request.load(plan.microbatch)
                 asked = replace(self.request, load=KnownGraphs((graph,)))
                 limit_s = min((each.seconds for each in self.tried if each.is_exact), default=inf)

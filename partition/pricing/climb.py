@@ -17,10 +17,14 @@ NEAR_CORES = 1.3
 NEAR = 1.1
 """Cores are tried with other micro-batches if they took at most this many times as long before."""
 
+PROMISING = 1.05
+"""Combinations that by formulas take at most this many times as long as the best one so far may be
+faster, since formulas are further off for one core than for another; more time is spent on them."""
+
 TRIFLE = 1.01
 """Combinations within this ratio of each other by formulas are as good as each other."""
 
-FASTEST = 0.81
+FASTEST = 0.79
 """The least time of a program that was seen, as a share of its time by formulas (digits-cnn on a
 32x32 core with 6,250 samples, whose layers overlap). Nearly all programs take longer than formulas
 say."""

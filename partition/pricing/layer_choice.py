@@ -47,7 +47,7 @@ def priced_choice(
     options : StepOptions, optional
         As for `LayerPrices`.
     """
-    model = CostModel(graph)
+    model = CostModel(graph, accumulates=accumulates)
     prices = LayerPrices(graph, train, accumulates, options)
     choice: Choice = {}
     try:

@@ -117,7 +117,7 @@ def plans_of(
     choice: Choice | None
     by_program = can_build and not is_cut(request, cores)
     if by_program:
-        model = CostModel(graph)
+        model = CostModel(graph, accumulates=count > 1)
         choice = {
             device: (node, model.costs(node, train=request.train, as_one=True))
             for device, node in cores.items()

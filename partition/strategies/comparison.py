@@ -214,7 +214,8 @@ def _even_split(request: Request, network: str) -> list[Entry | str]:
     for count in splits_of(request):
         graph = request.load(request.batch // count)
         try:
-            choice = next(iter(core_choices(request, CostModel(graph), 1)))
+            model = CostModel(graph, accumulates=count > 1)
+            choice = next(iter(core_choices(request, model, 1)))
             candidate = even_candidate(graph, choice, request.cluster, count)
             check_memory(candidate, request.cluster)
         except PlanError as error:

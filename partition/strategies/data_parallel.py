@@ -135,7 +135,8 @@ def shared_candidates(
         on_step(step, len(shares))
         graph = request.load(request.batch // number)
         sum_s = ring_seconds(graph, chain) if request.train else 0.0
-        for choice in core_choices(request, CostModel(graph), 1):
+        model = CostModel(graph, accumulates=number > sharers)
+        for choice in core_choices(request, model, 1):
             try:
                 timed = on_every_device(
                     request.cluster,

@@ -155,7 +155,8 @@ def _candidate(
 
     Its micro-batches are those of the pipeline, and as many of them as all devices can share.
     """
-    choice = next(iter(core_choices(request, CostModel(graph), 1)))
+    model = CostModel(graph, accumulates=count > 1)
+    choice = next(iter(core_choices(request, model, 1)))
     devices = len(request.cluster.devices)
     timed = on_every_device(
         request.cluster,

@@ -186,7 +186,22 @@ def test_accumulated_results_are_read_as_well():
     one = product(64, 64, 64)
     spec = node(bytes_per_cycle=64.0)
     more = gemm_cost(product(64, 64, 64, accumulates=True), spec).memory_bytes
-    assert more - gemm_cost(one, spec).memory_bytes == one.out_bytes
+    # The vector engine reads the sum so far and what is added to it, and writes the new one.
+    assert more - gemm_cost(one, spec).memory_bytes == 3 * one.out_bytes
+
+
+def test_weights_that_the_array_would_wait_for_are_half_as_large():
+    spec = node(bytes_per_cycle=64.0)
+    vectors = 2 * spec.core.cols
+    for weights in (False, True):
+        few, enough = (
+            gemm_cost(product(count, 64, 64, weights=weights), spec).memory_bytes
+            - product(count, 64, 64).left_bytes
+            - product(count, 64, 64).out_bytes
+            for count in (vectors - 1, vectors)
+        )
+        assert enough == product(vectors, 64, 64).right_bytes
+        assert few == (enough // 2 if weights else enough)
 
 
 SIZES = st.integers(1, 700)

@@ -88,11 +88,14 @@ class ProductSpec:
         Numbers of products and steps, as in the network's graph; each step needs the result of the
         previous one.
     accumulates : bool
-        Whether the result is added to the content of the memory (weight gradients of
-        micro-batches).
+        Whether the vector engine adds the result to the content of the memory (weight gradients of
+        further micro-batches), once it has been written.
     transposed : bool
         Whether the streamed operand passes through the transposer, because its reduction axis is
         not contiguous in memory (weight gradients).
+    weights : bool
+        Whether the right operand is learned, FP32 in memory. Where the array would wait for such a
+        one, it has a rounded copy of half the bytes, whose making is left out.
 
     Raises
     ------
@@ -110,6 +113,7 @@ class ProductSpec:
     steps: int = 1
     accumulates: bool = False
     transposed: bool = False
+    weights: bool = False
 
     def __post_init__(self) -> None:
         for name in ("count", "steps"):
@@ -259,6 +263,7 @@ def _choices(product: ProductSpec, engine: _Engine) -> Iterator[GemmCost]:
 
 
 def _side(product: ProductSpec, engine: _Engine) -> _Side:
+    is_copied = product.weights and engine.array.waits_for_fp32(product.m.size)
     # The transposer works on squares of rows x rows and takes `rows` cycles for a square, however
     # little of it is used.
     squares = product.m.tiles(engine.rows) * engine.rows
@@ -267,7 +272,7 @@ def _side(product: ProductSpec, engine: _Engine) -> _Side:
         product.k.tiles(engine.rows),
         product.n.tiles(engine.cols),
         product.left_bytes,
-        product.right_bytes,
+        product.right_bytes // 2 if is_copied else product.right_bytes,
     )
 
 
@@ -337,12 +342,13 @@ def _cost(product: ProductSpec, engine: _Engine, side: _Side, blocking: _Blockin
     compute = compute_cycles(
         engine.array, side.stream, tiles, blocking.num_blocks, side.reduction_tiles, parts
     )
-    out_bytes = product.out_bytes * (2 if product.accumulates else 1)
+    # What is added is written, and read with what it is added to; the sum is written.
+    out_bytes = product.out_bytes * (4 if product.accumulates else 1)
     step_bytes = (blocking.traffic_bytes + out_bytes) * product.count
     once_bytes = 0
     if product.steps > 1:
         # Weights that fit the scratchpad stay there from step to step.
-        weights = product.right_bytes * product.count
+        weights = side.across_bytes * product.count
         if 2 * weights <= engine.scratchpad_bytes:
             once_bytes = weights
             step_bytes = (product.left_bytes + out_bytes) * product.count

@@ -48,6 +48,15 @@ class Formula:
         """Vector operations on each element, forward and backward."""
         return len(self.forward), len(self.backward)
 
+    @property
+    def table_functions(self) -> tuple[int, int]:
+        """Those of these operations that look a function up in a table."""
+        forward, backward = (
+            sum("function" in each.settings for each in steps)
+            for steps in (self.forward, self.backward)
+        )
+        return forward, backward
+
 
 def applied(name: str, formula: Formula, x: Tensor, y: Tensor, region: Region) -> VectorKernel:
     """Compute the function of each element of `x`."""
