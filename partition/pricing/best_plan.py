@@ -35,7 +35,6 @@ from fpgapipe.partition.pricing.climb import (
 from fpgapipe.partition.pricing.machine import (
     PRICES_S,
     PROGRAMS_S,
-    SHORT_S,
     effort_of,
     effort_of_layers,
     effort_of_programs,
@@ -43,7 +42,7 @@ from fpgapipe.partition.pricing.machine import (
     price_plan,
 )
 from fpgapipe.partition.pricing.price_cache import question_of, remembered
-from fpgapipe.partition.pricing.tried import Tried, by_cores, is_cut, plans_of, timed
+from fpgapipe.partition.pricing.tried import Tried, is_cut, plans_of, timed
 from fpgapipe.partition.schedule.built_schedules import check_schedule_kind
 from fpgapipe.partition.search.problem import PlanError
 from fpgapipe.partition.timeline.timeline import simulate
@@ -57,9 +56,6 @@ if TYPE_CHECKING:
     from fpgapipe.partition.explore.candidate import Candidate
     from fpgapipe.partition.explore.explorer import Request
     from fpgapipe.partition.timeline.timeline import Timeline
-
-FEW = 4
-"""Cores are compared by short programs first where there is no time for so many long ones."""
 
 
 @dataclass(frozen=True)
@@ -202,11 +198,6 @@ class _Look(Combination):
         """The first device's core, port and lanes."""
         return next(iter(self.cores.values()))
 
-    @property
-    def way(self) -> int:
-        """Number of micro-batches."""
-        return self.count
-
     @cached_property
     def key(self) -> str:
         """Name of the cores."""
@@ -311,18 +302,11 @@ class _Search:
     def _climb(self, looks: list[_Look]) -> None:
         """Price the looks next to the best one until none of them is better."""
         # What takes long to price, and what is no plan of programs, makes room for the next one.
-        for look in self._by_cores(looks) or cheapest_first(looks, self._effort_s):
+        for look in cheapest_first(looks, self._effort_s):
             plans = self._price([look])
             if any(self._time([each]) or not self.can_build for each in plans):
                 break
         climb(looks, self.best_of, self._price)
-
-    def _by_cores(self, looks: list[_Look]) -> list[_Look]:
-        """Looks in the order of formulas and short programs; none if these do not pay."""
-        effort_s = self._effort_s(looks[0])
-        if self.effort_s or not self.can_build or effort_s <= PRICES_S / FEW:
-            return []
-        return by_cores(self.request, self.network, looks, min(effort_s / 2, SHORT_S))
 
     def _effort_s(self, look: _Look) -> float:
         """Seconds, as they are estimated, to price a look."""

@@ -7,7 +7,7 @@ from math import inf
 from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Sequence
+    from collections.abc import Callable, Sequence
 
     from fpgapipe.hw.hls_models.spec.node import NodeSpec
 
@@ -46,11 +46,6 @@ class Combination(ABC):
     @abstractmethod
     def node(self) -> NodeSpec:
         """The first device's core, port and lanes."""
-
-    @property
-    @abstractmethod
-    def way(self) -> Hashable:
-        """How the work is divided, whatever the core."""
 
     @property
     @abstractmethod

@@ -77,9 +77,6 @@ PRICES_S, PROGRAMS_S = 6.0, 3.0
 """Seconds, as they are estimated, that a search takes for the prices it goes by; and then for the
 programs of pipelines, which it goes to by prices of layers."""
 
-SHORT_S = 4.0
-"""Seconds, as they are estimated, that a program takes at most which only compares cores."""
-
 
 def lower_plan(
     plan: Plan,

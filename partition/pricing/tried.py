@@ -8,7 +8,7 @@ from __future__ import annotations
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from math import inf
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from fpgapipe.errors import UserError
 from fpgapipe.lowering.schedule.schedule import ScheduleError
@@ -17,17 +17,15 @@ from fpgapipe.partition.explore.cut_problem import on_one_device
 from fpgapipe.partition.explore.explorer import (
     device_chains,
     plan_one,
-    splits_of,
 )
 from fpgapipe.partition.explore.planned import as_plan
-from fpgapipe.partition.pricing.climb import NEAR_CORES, Combination
 from fpgapipe.partition.pricing.layer_choice import priced_choice
-from fpgapipe.partition.pricing.machine import SHORT_S, effort_of, is_soon_priced, price_with_room
+from fpgapipe.partition.pricing.machine import is_soon_priced, price_with_room
 from fpgapipe.partition.schedule.schedule_kinds import num_engines_of
 from fpgapipe.partition.search.problem import PlanError
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Iterable, Iterator, Sequence
+    from collections.abc import Container, Iterable, Iterator
 
     from fpgapipe.hw.hls_models.spec.device import DeviceSpec
     from fpgapipe.hw.hls_models.spec.node import NodeSpec
@@ -35,13 +33,6 @@ if TYPE_CHECKING:
     from fpgapipe.partition.explore.candidate import Candidate, Choice
     from fpgapipe.partition.explore.explorer import Request
     from fpgapipe.partition.plan import Plan, Prediction
-
-
-MOST_CORES = 2
-"""Cores that short programs compare."""
-
-
-Look = TypeVar("Look", bound=Combination)
 
 
 @dataclass(frozen=True, eq=False)
@@ -147,78 +138,6 @@ def is_cut(request: Request, cores: Container[DeviceSpec]) -> bool:
     """Whether a network is cut over devices of these kinds, and not put on one as a whole."""
     devices = request.cluster.devices
     return len(devices) > 1 and all(device in cores for device in devices)
-
-
-def by_cores(
-    request: Request, network: str, looks: Sequence[Look], most_s: float = SHORT_S
-) -> list[Look]:
-    """Order combinations by what short programs say of their cores, and by formulas.
-
-    Formulas are further off for one core than for another, and for a core further with large
-    micro-batches; but of two cores the faster one is so by about as much with all micro-batches. So
-    where only one or two long programs can be timed, programs of small micro-batches on one device
-    compare the cores that formulas like best, and formulas of the fastest of these compare numbers
-    of micro-batches.
-
-    Parameters
-    ----------
-    request : Request
-    network : str
-        The name under which the network was loaded.
-    looks : sequence of Combination
-        The best by formulas is the first.
-    most_s : float
-        Seconds, as they are estimated, that a program takes at most.
-
-    Returns
-    -------
-    list of Combination
-        Empty if devices have unlike cores, or there is nothing to compare.
-    """
-    near = (look for look in looks if look.estimate_s <= NEAR_CORES * looks[0].estimate_s)
-    nodes = dict.fromkeys(look.node for look in near)
-    device, *others = dict.fromkeys(request.cluster.devices)
-    if others or len(nodes) == 1:
-        return []
-    shorts = _shorts(request, network, device, list(nodes)[:MOST_CORES], most_s)
-    if len(shorts) < 2:
-        return []
-    seconds = {node: each.seconds for node, each in shorts.items()}
-    best = min(seconds, key=lambda node: seconds[node])
-    estimate_s = {look.way: look.estimate_s for look in looks if look.node == best}
-    ratio = seconds[best] / shorts[best].by_layers_s
-    worst = max(each.seconds / each.by_layers_s for each in shorts.values())
-
-    def expected_s(look: Look) -> float:
-        if look.node in seconds and look.way in estimate_s:
-            return estimate_s[look.way] * ratio * seconds[look.node] / seconds[best]
-        return look.estimate_s * worst
-
-    return sorted(looks, key=expected_s)
-
-
-def _shorts(
-    request: Request, network: str, device: DeviceSpec, nodes: Sequence[NodeSpec], most_s: float
-) -> dict[NodeSpec, Tried]:
-    """Programs of nodes with some cores, each on one device, with the same micro-batches.
-
-    These are the largest ones whose programs are timed soon enough on all. Nodes on which there is
-    no program are left out.
-    """
-    alone = replace(request.cluster, device_names=("alone",), devices=(device,), links=())
-    asked = replace(request, cluster=alone, schedules=("1f1b-as",), num_microbatches=None)
-    for count in splits_of(asked):
-        found: dict[NodeSpec, Tried] = {}
-        for node in nodes:
-            core = {device: replace(node, core=replace(node.core, links=()))}
-            with suppress(UserError):
-                if plans := plans_of(asked, network, count, core, 0.0, can_build=True):
-                    found[node] = plans[0]
-        if found and all(effort_of(each.plan) <= most_s for each in found.values()):
-            graph = asked.load(asked.batch // count)
-            exact = {node: timed(asked, graph, each) for node, each in found.items()}
-            return {node: each for node, each in exact.items() if each.is_exact}
-    return {}
 
 
 def timed(request: Request, graph: Graph, tried: Tried) -> Tried:

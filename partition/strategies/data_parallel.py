@@ -24,7 +24,6 @@ from fpgapipe.partition.pricing.machine import (
     is_soon_priced,
     price_with_room,
 )
-from fpgapipe.partition.pricing.tried import by_cores
 from fpgapipe.partition.search.problem import PlanError, Refusals
 
 if TYPE_CHECKING:
@@ -241,21 +240,15 @@ def priced_best(
     def may_win(look: _Estimated) -> bool:
         """Whether a look may be the best if formulas are about as far off as for the first one."""
         (first,) = found
-        if ordered and look.node != first.node:
-            return False
         slack = SLACK if look.key == first.key else 2 * SLACK  # more so for other cores
         expected_s = look.estimate_s * best_of[first] / first.estimate_s
         return effort_of(look.plan) <= LARGE_S and (1 - slack) * expected_s < best_of[first]
 
     largest = request.load(looks[0].plan.microbatch)
-    ordered: list[_Estimated] = []  # by programs of their cores
     if not refusals_of(largest, train=request.train):
         first: Sequence[_Estimated] = looks
         if has_formulas:
             first = cheapest_first(looks, lambda look: effort_of(look.plan))
-            if effort_of(first[0].plan) > LARGE_S / 2:  # there is time for one or two
-                ordered = by_cores(request, looks[0].plan.network, looks)
-                first = ordered or first
         waiting = (look for look in first if is_soon_priced(look.plan))
         for look in waiting:
             price([look])
@@ -301,16 +294,11 @@ class _Estimated(Combination):
         """The first device's core, port and lanes."""
         return self.plan.nodes[0].spec
 
-    @property
-    def way(self) -> tuple[int, ...]:
-        """Numbers of micro-batches, of devices that share samples, and of nodes of each stage."""
-        return self.count, self.plan.sharers, *self.plan.division.sizes
-
     @cached_property
     def key(self) -> str:
         """Name of the cores and of the number of devices that share samples."""
         kinds = dict.fromkeys((node.board, node.spec) for node in self.plan.nodes)
-        return repr((list(kinds), *self.way[1:]))
+        return repr((list(kinds), self.plan.sharers, *self.plan.division.sizes))
 
     @property
     def estimate_s(self) -> float:

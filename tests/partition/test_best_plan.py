@@ -1,8 +1,7 @@
 """The best plan by whole programs."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import product
-from math import inf
 
 import pytest
 from run_cases import small_network
@@ -10,10 +9,9 @@ from run_cases import small_network
 from fpgapipe.boards.cluster import chain_of
 from fpgapipe.boards.library import load_board
 from fpgapipe.errors import UserError
-from fpgapipe.hw.hls_models.spec.node import NodeSpec
 from fpgapipe.jobs import local_processes, sharing
 from fpgapipe.network.load import load_network
-from fpgapipe.partition.explore.explorer import Request, explore
+from fpgapipe.partition.explore.explorer import Request
 from fpgapipe.partition.explore.smallest import THROUGHPUT
 from fpgapipe.partition.pricing import best_plan as search
 from fpgapipe.partition.pricing import tried
@@ -125,61 +123,6 @@ def test_combinations_that_are_not_built_are_left_out(monkeypatch):
     assert found.plan.predicted.level == "machine"
     assert found.plan.num_microbatches != first.num_microbatches
     assert found.built["possible"]
-
-
-def test_short_programs_compare_the_cores_of_long_ones(monkeypatch):
-    """Where there is time for one program, it is not that of the core that formulas like best."""
-    request = replace(asked(1), batch=512, schedules=KINDS[:1])
-    best = best_plan(request, "digits").plan.predicted.samples_per_s
-
-    def affords_one(self, effort_s, most_s=0.0):
-        is_first = not self.effort_s
-        self.effort_s += effort_s
-        return is_first or most_s == inf
-
-    monkeypatch.setattr(search._Search, "_affords", affords_one)
-    monkeypatch.setattr(search._Search, "_effort_s", lambda self, look: 512 / look.count)
-    monkeypatch.setattr(search, "SHORT_S", inf)
-    monkeypatch.setattr(tried, "NEAR_CORES", 1.5)
-    monkeypatch.setattr(tried, "MOST_CORES", 3)  # the best is the third by formulas
-    monkeypatch.setenv("FPGAPIPE_ANSWERS", "0")
-    assert best_plan(request, "digits").plan.predicted.samples_per_s == best
-    monkeypatch.setattr(search._Search, "_by_cores", lambda self, looks: [])
-    assert best_plan(request, "digits").plan.predicted.samples_per_s < 0.99 * best
-
-
-@dataclass(frozen=True)
-class Estimate:
-    """A combination of a core and a number of micro-batches, as formulas see it."""
-
-    count: int
-    node: NodeSpec
-    estimate_s: float
-
-    @property
-    def way(self):
-        return self.count
-
-
-def test_programs_of_cores_order_all_micro_batches():
-    """The core that is faster with some micro-batches comes first with all."""
-    request = asked(1)
-    seconds, estimates = {}, []
-    for cols, count in product((32, 64), (2, 4, 8)):
-        one = replace(request, array=(32, cols), num_microbatches=count)
-        formulas = explore(one).best
-        node = formulas.stages[0].node
-        wrong = {32: 1.0, 64: 0.8}[cols]  # as if formulas liked the slower core
-        estimates.append(Estimate(count, node, wrong * formulas.steady_s))
-        seconds[count, node] = best_plan(one, "digits").plan.predicted.minibatch_s
-    estimates.sort(key=lambda each: each.estimate_s)
-    ordered = tried.by_cores(request, "digits", estimates)
-    assert ordered != estimates
-    assert set(ordered) == set(estimates)
-    for count in (2, 4, 8):
-        own = [seconds[count, each.node] for each in ordered if each.count == count]
-        assert own == sorted(own)
-    assert not tried.by_cores(request, "digits", estimates[:1])
 
 
 def test_a_device_alone_is_tried_with_more_cores_than_in_a_chain_of_unlike_ones():
