@@ -9,6 +9,7 @@ program of one device.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from itertools import chain
@@ -400,14 +401,14 @@ class _Search:
             num_microbatches=best.plan.num_microbatches,
             schedules=(best.plan.schedule,),
         )
+        looks: list[_Look] = []
         for asked in (self.request, like):
-            try:
+            with suppress(PlanError):  # unlike devices have cores of their own
                 small = explore_smallest(asked).best
-            except PlanError:  # unlike devices have cores of their own
-                continue
-            if not best.is_exact:
-                return self._of(small)
-            self._time(self._price(self._looks([small]), PRICES_S + PROGRAMS_S))
+                if not best.is_exact:
+                    return self._of(small)
+                looks += self._looks([small])
+        self._time(self._price(looks, PRICES_S + PROGRAMS_S))
         enough = [
             each
             for each in self.tried
