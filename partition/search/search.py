@@ -109,12 +109,14 @@ class Search:
         """Stages with a period of at most `cap_s`: any such, or those with the least sum.
 
         The memory that a stage needs depends on the number of stages behind it. So every number of
-        stages is tried where memory is limited; otherwise one pass is enough for all.
+        stages is tried where memory is limited; otherwise one pass is enough for all. Numbers that
+        are too small even with the memory of a last stage are left out.
         """
         num_devices = min(self.problem.num_devices, self.cuts.problem.num_layers)
         counts: Sequence[int] = [num_devices]
         if self.problem.has_memory_limit:
-            counts = range(1, num_devices + 1)
+            least = _Run(self, cap_s, num_devices, cheapest=False, is_bound=True).least_count()
+            counts = range(least, num_devices + 1)
         found: tuple[float, Ends] | None = None
         for count in counts:
             run = _Run(self, cap_s, count, cheapest)
@@ -127,15 +129,21 @@ class Search:
 
 
 class _Run:
-    """One pass of the dynamic program for one cap and one number of stages."""
+    """One pass of the dynamic program for one cap and one number of stages.
 
-    def __init__(self, search: Search, cap_s: float, count: int, cheapest: bool) -> None:
+    In a pass that gives a bound, every stage needs the memory of a last one, which is the least.
+    """
+
+    def __init__(
+        self, search: Search, cap_s: float, count: int, cheapest: bool, *, is_bound: bool = False
+    ) -> None:
         self.search = search
         self.cuts = search.cuts
         self.problem = search.problem
         self.cap_s = cap_s
         self.count = count
         self.cheapest = cheapest
+        self.is_bound = is_bound
         self.exactly = self.problem.has_memory_limit
         self.rows: dict[State, Vector] = {}
 
@@ -147,9 +155,8 @@ class _Run:
         else:
             start = np.zeros(self.cuts.size, bool)
             start[0] = True
-        first: State = (0,) * (len(self.problem.device_classes) if self.search.free else 1)
-        self.rows = {first: start}
-        level: dict[State, Vector] = {first: start}
+        self.rows = {self._first: start}
+        level: dict[State, Vector] = {self._first: start}
         best: tuple[float, State] | None = None
         for stage in range(self.count):
             level = self._next(level, stage)
@@ -165,6 +172,22 @@ class _Run:
             if best and not self.cheapest:
                 break
         return None if best is None else (best[0], self._trace(best[1]))
+
+    def least_count(self) -> int:
+        """The least number of stages that reaches the last cut; one more than all if none does."""
+        start = np.zeros(self.cuts.size, bool)
+        start[0] = True
+        level: dict[State, Vector] = {self._first: start}
+        for stage in range(self.count):
+            level = self._next(level, stage)
+            if any(row[-1] for row in level.values()):
+                return stage + 1
+        return self.count + 1
+
+    @property
+    def _first(self) -> State:
+        """The state before all stages."""
+        return (0,) * (len(self.problem.device_classes) if self.search.free else 1)
 
     def _next(self, level: dict[State, Vector], stage: int) -> dict[State, Vector]:
         """The vectors of all states after another stage."""
@@ -187,7 +210,7 @@ class _Run:
         return self.cuts.extend(row, slot, self.cap_s)
 
     def _moves(self, state: State, stage: int) -> Iterator[tuple[State, Slot]]:
-        after = self.count - 1 - stage
+        after = 0 if self.is_bound else self.count - 1 - stage
         if not self.search.free:
             yield (stage + 1,), Slot(stage, stage, after)
             return
