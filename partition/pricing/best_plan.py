@@ -345,7 +345,7 @@ class _Search:
         """Whether the search goes by prices of layers, and not by programs of whole plans."""
         return not self.can_build or is_cut(self.request, look.cores)
 
-    def _affords(self, effort_s: float, most_s: float = PRICES_S + PROGRAMS_S) -> bool:
+    def _affords(self, effort_s: float, most_s: float) -> bool:
         """Spend an effort, and say so, if a search may spend that much; the first one is free."""
         if self.effort_s and self.effort_s + effort_s > most_s:
             return False
@@ -355,12 +355,13 @@ class _Search:
     def _time_programs(self) -> None:
         """Time the programs of all plans that by prices of their layers may be the best."""
         least_s = min((each.seconds for each in self.tried if each.is_exact), default=inf)
+        most_s = max(self.effort_s, PRICES_S) + PROGRAMS_S
         self._time(
             each
             for each in sorted(self.tried, key=self._expected_s)
             if not each.is_timed
             and (1 - SLACK) * self._expected_s(each) < least_s
-            and self._affords(effort_of_programs(each.plan))
+            and self._affords(effort_of_programs(each.plan), most_s)
         )
 
     def _expected_s(self, tried: Tried) -> float:
