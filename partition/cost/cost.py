@@ -100,7 +100,8 @@ class LayerCost:
     optimiser_bytes : int
         Master weights, gradients and momentum in FP32.
     operand_bytes : int
-        Two MXINT8 copies of the weights for the array, and tensors that are not learned.
+        Room for rounded copies of the weights, and tensors that are not learned. Programs make
+        copies where these pay, of twice the bytes that are set aside here for every weight.
     activation_bytes : int
         Activations kept for the backward pass of one micro-batch, without those that an earlier
         layer keeps already.

@@ -53,7 +53,7 @@ class Formats:
 
     @staticmethod
     def operand_bytes(elements: int) -> int:
-        """Bytes of MXINT8 operands: one per element, and one scale per block."""
+        """Bytes that are set aside for a copy of weights, as if it were MXINT8 with its scales."""
         return elements + -(-elements // MXINT8.block)
 
 
