@@ -3,7 +3,7 @@
 Each command runs in a fresh process: first with an empty cache, then again with what the first run
 left there. Machine code that numba and the C++ compiler make when fpgapipe is first used at all,
 and Python's own compiled files, are there already, as commands before the others see to it. Plans
-are asked for once more with another schedule, which the cache has no answer for. Processor seconds
+are asked for once more with an option changed, which the cache has no answer for. Processor seconds
 include those of helper processes. Each command has the level of its prices: ``machine``, or
 ``estimate``.
 """
@@ -12,6 +12,7 @@ import argparse
 import json
 import os
 import resource
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -45,8 +46,12 @@ COMMANDS = {
 }
 
 
-CHANGED = ["--schedule", "1f1b-as"]
-"""An option that is changed."""
+CHANGED = {
+    "schedule": ["--schedule", "1f1b-as"],
+    "micro-batches": ["--micro-batches", "8"],
+    "array": ["--array", "32x128"],
+}
+"""Options that are changed, each after the cold run alone."""
 
 LAYERS = 1000
 """Layers of the profile."""
@@ -117,9 +122,15 @@ def main() -> None:
             cache = Path(folder, name)
             if COMMANDS[name][0] == "build":
                 compile_model(cache)
-            found[name] = {state: run(COMMANDS[name], cache) for state in ("cold", "warm")}
+            found[name] = {"cold": run(COMMANDS[name], cache)}
+            kept = Path(folder, f"{name} kept")
+            shutil.copytree(cache, kept)
+            found[name]["warm"] = run(COMMANDS[name], cache)
             if COMMANDS[name][:2] == PLAN[:2]:
-                found[name]["changed"] = run([*COMMANDS[name], *CHANGED], cache)
+                for option, more in CHANGED.items():
+                    copy = Path(folder, f"{name}-{option}")
+                    shutil.copytree(kept, copy)
+                    found[name][f"changed {option}"] = run([*COMMANDS[name], *more], copy)
     print(json.dumps(found, indent=1))
 
 
