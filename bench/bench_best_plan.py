@@ -8,8 +8,9 @@ built and whose updates are not late; of larger networks, a random sample of com
 
 The best combination of each case is kept in docs/figures/choices.json, with the commit on which all
 were compared. Where it is there, it alone is planned again, to be compared with the choice of
-today; --anew compares all. So a bench that was stopped goes on where it was. Progress goes to
-standard error, a line for each case.
+today; --anew compares all. So a bench that was stopped goes on where it was. With --bound, programs
+are not made of combinations that would have to be faster, by formulas, than any program has been:
+those of language models take minutes. Progress goes to standard error, a line for each case.
 """
 
 import argparse
@@ -33,9 +34,10 @@ from fpgapipe.errors import UserError
 from fpgapipe.host.make.networks import loader
 from fpgapipe.hw.hls_models.spec.device import ClusterSpec
 from fpgapipe.partition.cost.cost import candidate_cores
-from fpgapipe.partition.explore.explorer import Request, counts_tried
+from fpgapipe.partition.explore.explorer import Request, counts_tried, explore
 from fpgapipe.partition.plan import Plan
 from fpgapipe.partition.pricing.best_plan import best_plan
+from fpgapipe.partition.pricing.climb import least_of
 from fpgapipe.partition.schedule.built_schedules import built_schedules
 from fpgapipe.partition.schedule.schedule_kinds import make_schedule, num_engines_of
 
@@ -48,10 +50,15 @@ FIGURES = "docs/figures/choices.json"
 NOTE = (
     "For each case, what `plan` without options chooses, and the best of so many combinations of "
     "an array for all devices, micro-batches and a schedule, found at `compared_at` and planned "
-    "again with today's prices; `refused` are those that have no programs on these devices. The "
+    "again with today's prices; `refused` are those that have no programs on these devices, or "
+    "programs of too many cycles to be timed; of those that are `slower_by_formulas`, at the least "
+    "ratio of a program to its formula that has been seen, no programs were made. The "
     "ratio is that of their samples per second; 1 where the choice is the faster one, null where "
     "all are refused."
 )
+KEPT = ("combinations", "refused", "slower_by_formulas", "best", "compared_at")
+"""What stays of a case that was compared."""
+
 LEAST = 0.99
 """Share of the best combination's samples per second that the choice has to reach."""
 
@@ -106,9 +113,12 @@ def best_of(name: str, request: Request, given: argparse.Namespace) -> dict[str,
     if name not in SMALL or given.sample:
         asked = random.Random(0).sample(asked, min(given.sample or 50, len(asked)))
     best: Plan | None = None
-    refused = 0
+    refused = slower = 0
     for each in asked:
         try:
+            if given.bound and best and _least_s(each) >= best.predicted.minibatch_s:
+                slower += 1
+                continue
             plan = best_plan(each, request.load.name).plan  # type: ignore[attr-defined]
         except UserError:
             refused += 1
@@ -120,8 +130,15 @@ def best_of(name: str, request: Request, given: argparse.Namespace) -> dict[str,
     return {
         "combinations": len(asked),
         "refused": refused,
+        "slower_by_formulas": slower,
         "best": None if best is None else facts_of(best),
     }
+
+
+def _least_s(request: Request) -> float:
+    """Seconds below which no program of a request has been seen."""
+    found = explore(request).best
+    return least_of(found.steady_s, num_engines_of(found.kind))
 
 
 def measure(
@@ -134,7 +151,7 @@ def measure(
     if kept is None:
         found = best_of(name, request, given) | {"compared_at": commit()}
     else:
-        found = {key: kept[key] for key in ("combinations", "refused", "best", "compared_at")}
+        found = {key: kept[key] for key in KEPT if key in kept}
         if best := found["best"]:
             again = replace(
                 request,
@@ -170,6 +187,9 @@ def main() -> None:
     parser.add_argument("--boards", help="unlike boards, with commas between their names")
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--anew", action="store_true", help="compare all combinations again")
+    parser.add_argument(
+        "--bound", action="store_true", help="leave out what formulas show to be slower"
+    )
     parser.add_argument("-o", "--output", type=Path, default=ROOT / FIGURES)
     parser.add_argument(
         "--sample", type=int, help="combinations of each case; by default 50 of larger networks"
@@ -196,7 +216,8 @@ def main() -> None:
         print(
             f"{name}, {key['devices']}: "
             + (f"{case['ratio']:.4f} of the best" if case["ratio"] else "no program")
-            + f" of {case['combinations'] - case['refused']} combinations",
+            + f" of {case['combinations'] - case['refused']} combinations, "
+            f"{case.get('slower_by_formulas', 0)} by formulas",
             file=sys.stderr,
             flush=True,
         )

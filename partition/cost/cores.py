@@ -433,7 +433,7 @@ def core_of(
     return NodeSpec(
         replace(core, scratchpad=scratchpad),
         device.clk_hz,
-        min(bus_bytes, bytes_per_cycle),
+        float(min(bus_bytes, bytes_per_cycle)),  # as it comes back from a file
         math.ceil(latency_s * device.clk_hz),
     )
 

@@ -64,12 +64,17 @@ class Combination(ABC):
 
     @property
     def least_s(self) -> float:
-        """Seconds below which no program has been seen.
+        """Seconds below which no program has been seen."""
+        return least_of(self.estimate_s, self.engines)
 
-        Formulas leave out what a program does besides arithmetic. Where forward and backward passes
-        have engines of their own, formulas let each take as long as if both were always at work.
-        """
-        return self.estimate_s * min(FASTEST, 1 / self.engines)
+
+def least_of(estimate_s: float, engines: int) -> float:
+    """Seconds below which no program has been seen that formulas give so many seconds.
+
+    Where forward and backward passes have engines of their own, formulas let each take as long as
+    if both were always at work.
+    """
+    return estimate_s * FASTEST / engines
 
 
 Look = TypeVar("Look", bound=Combination)

@@ -59,8 +59,9 @@ LEAST_MICROBATCHES = 2
 """Micro-batches whose programs are timed even if that makes more layers. Others take as long as the
 second: where tasks are long, what they overlap with at their ends hardly counts."""
 
-MOST_CYCLES = 1e9
-"""Cycles of all tasks, as estimated, up to which `plan` times the programs of a plan."""
+MOST_CYCLES, MOST_ALONE = 1e9, 1e10
+"""Cycles of all tasks, as estimated, up to which `plan` times the programs of a plan over several
+devices, where searches time many plans, and of one on a single device."""
 
 LAYER_S, CYCLE_S = 15e-3, 8e-9
 """Seconds to find the tilings of a layer of `LONG_LAYER` cycles or more, and for each cycle of it.
@@ -398,7 +399,7 @@ def takes_few(plan: Plan) -> bool:
 
 def is_soon_priced(plan: Plan) -> bool:
     """Whether the programs of a plan are timed within a minute or two."""
-    return cycles_timed(plan) <= MOST_CYCLES
+    return cycles_timed(plan) <= (MOST_ALONE if len(plan.nodes) == 1 else MOST_CYCLES)
 
 
 def effort_of(plan: Plan) -> float:

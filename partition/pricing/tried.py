@@ -19,6 +19,7 @@ from fpgapipe.partition.explore.explorer import (
     plan_one,
 )
 from fpgapipe.partition.explore.planned import as_plan
+from fpgapipe.partition.pricing.climb import least_of
 from fpgapipe.partition.pricing.layer_choice import priced_choice
 from fpgapipe.partition.pricing.machine import is_soon_priced, price_with_room
 from fpgapipe.partition.schedule.schedule_kinds import num_engines_of
@@ -122,12 +123,12 @@ def plans_of(
             scratchpad_bytes=request.scratchpad_bytes,
             options=request.step_options,
         )
-    share = 1 / max(node.core.num_engines for node in cores.values())
+    engines = max(node.core.num_engines for node in cores.values())
     tried: list[Tried] = []
     for each in _distinct(_cuts(request, graph, choice, count)):
         plan = as_plan(each, graph, network, request.batch, request.cluster, train=request.train)
         found = Tried(plan, plan.predicted, each.timeline.schedule.synchronous)
-        if by_program and share * each.steady_s < limit_s and is_soon_priced(plan):
+        if by_program and least_of(each.steady_s, engines) < limit_s and is_soon_priced(plan):
             found = timed(request, graph, found)
             limit_s = min(limit_s, found.seconds if found.is_exact else inf)
         tried.append(found)

@@ -14,7 +14,7 @@ from fpgapipe.network.load import load_network
 from fpgapipe.partition.explore.explorer import Request
 from fpgapipe.partition.explore.smallest import THROUGHPUT
 from fpgapipe.partition.pricing import best_plan as search
-from fpgapipe.partition.pricing import tried
+from fpgapipe.partition.pricing import machine, tried
 from fpgapipe.partition.pricing.best_plan import best_plan
 
 KINDS = ("1f1b-as", "zb-h1")
@@ -30,12 +30,12 @@ def asked(devices, **more):
     return Request(digits, 32, cluster, KINDS, **more)
 
 
-@pytest.mark.parametrize("devices", [1, 2])
-def test_the_choice_is_nearly_the_best_of_all(devices):
-    request = asked(devices)
+@pytest.mark.parametrize(("devices", "kinds"), [(1, KINDS), (2, KINDS), (1, ("1f1b-as", "fbp-as"))])
+def test_the_choice_is_nearly_the_best_of_all(devices, kinds):
+    request = replace(asked(devices), schedules=kinds)
     found = best_plan(request, "digits").plan
     rates = {}
-    for shape, count, kind in product([(32, 32), (32, 64), (16, 64)], (1, 2, 4), KINDS):
+    for shape, count, kind in product([(32, 32), (32, 64), (16, 64)], (1, 2, 4), kinds):
         one = replace(request, array=shape, num_microbatches=count, schedules=(kind,))
         rates[shape, count, kind] = best_plan(one, "digits").plan.predicted.samples_per_s
     best = max(rates.values())
@@ -59,6 +59,25 @@ def test_the_smallest_core_is_nearly_as_fast():
         f"this is the smallest core found within 1% of the fastest, {largest.rows}x{largest.cols} "
         f"with {rate:.0f} samples/s"
     )
+
+
+def test_a_plan_is_priced_once_where_the_bus_is_as_fast_as_the_memory(tmp_path, monkeypatch):
+    """The plan that comes back from a file has the price of the one that was tried."""
+    monkeypatch.setenv("FPGAPIPE_CACHE", str(tmp_path))
+    monkeypatch.setenv("FPGAPIPE_ANSWERS", "1")
+    priced = []
+    found = machine._found
+
+    def find(plan, *rest):
+        priced.append(plan)
+        return found(plan, *rest)
+
+    monkeypatch.setattr(machine, "_found", find)
+    cluster = chain_of(load_board("u250"), 1).spec
+    request = Request(small_network, 4, cluster, ("1f1b-as",), 2, array=(8, 8))
+    node = best_plan(request, "small").plan.nodes[0]
+    assert node.spec.memory_bytes_per_cycle == node.core.bus_bytes
+    assert len(priced) == 1
 
 
 def test_processes_find_the_same():
