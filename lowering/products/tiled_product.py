@@ -1,5 +1,6 @@
 """Finds the tiling with which a pass of a convolution runs fastest, using the cycle model."""
 
+from bisect import insort
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
@@ -13,7 +14,12 @@ from fpgapipe.lowering.products.conv import ConvSpec, Pass
 from fpgapipe.lowering.products.conv_parts import Formats, Op, Tiling
 from fpgapipe.lowering.products.conv_passes import operations
 from fpgapipe.lowering.products.emit import Rings, keeps_stationary, may_fit, template
-from fpgapipe.lowering.products.tiling_search import Estimate, Sketch, TilingSearch
+from fpgapipe.lowering.products.tiling_search import (
+    INSTRUCTION_CYCLES,
+    Estimate,
+    Sketch,
+    TilingSearch,
+)
 from fpgapipe.lowering.tiling.template import Template
 
 FEW_OPERATIONS = 128
@@ -29,6 +35,11 @@ Those with the fewest instructions come first. The limit lets a search take seco
 
 CLOSE_LOOKS = 4
 """Number of the most promising tilings that are timed by the cycle model."""
+
+KEPT = 2 * CLOSE_LOOKS
+"""Number of tilings among which these are nearly always found."""
+
+_Choice = tuple[Estimate, Sketch, Rings]
 
 
 @dataclass(frozen=True)
@@ -123,32 +134,15 @@ def tile_product(
     search = TilingSearch(conv, which, core, formats, memory)
     limit = FEW_OPERATIONS
     while limit <= (FEW_OPERATIONS if is_repeated else 8 * MANY_OPERATIONS):
-        finer = limit // FEW_OPERATIONS
-        numbered = [(_number(conv, which, core, c), c) for c in _tilings(conv, which, core, finer)]
-        if finer > 1:
-            numbered.sort(key=lambda each: each[0])
-        choices: list[tuple[Estimate, Sketch, Rings]] = []
-        made = 0  # number of operations
-        for number, tiling in numbered:
-            if number > limit or (finer > 1 and choices and made > ENOUGH_OPERATIONS):
-                continue
-            try:
-                sketch = search.sketch(tiling)
-            except ValueError:
-                continue  # the accumulators have no room for the sums
-            if not may_fit(sketch.first_sizes, core.scratchpad):
-                continue
-            made += sketch.num_ops
-            for rings in search.rings(sketch, least_slots=1 if finer > 64 else 2):
-                if is_repeated and not search.keeps_stationary(sketch, rings):
-                    continue
-                estimate = search.estimate(sketch, rings, is_repeat=is_repeated)
-                choices.append((estimate, sketch, rings))
-        if choices:
-            choices.sort(key=lambda choice: sum(choice[0]))
-            found = _best(choices, conv, which, core, formats, memory, is_repeated=is_repeated)
-            if found is not None:
-                return found
+        for kept in (KEPT, 0) if limit == FEW_OPERATIONS else (0,):
+            choices, left_out = _choices(search, conv, which, limit, kept, is_repeated=is_repeated)
+            found, seen = _best(
+                choices, conv, which, core, formats, memory, is_repeated=is_repeated
+            )
+            if not left_out or seen <= kept:  # else one that is left out might come next
+                break
+        if found is not None:
+            return found
         limit *= 8
     raise NoRoom(
         f"the {which} pass of {conv} needs more than the {core.scratchpad.size_bytes:,} bytes "
@@ -157,8 +151,50 @@ def tile_product(
     )
 
 
+def _choices(
+    search: TilingSearch, conv: ConvSpec, which: Pass, limit: int, kept: int, *, is_repeated: bool
+) -> tuple[list[_Choice], int]:
+    """Tilings of up to so many instructions with their estimates, the fastest first.
+
+    Tilings whose array alone takes as long as the first `kept` of these are left out, unless that
+    is 0; their number comes with the others.
+    """
+    core, finer = search.core, limit // FEW_OPERATIONS
+    numbered = [(_number(conv, which, core, c), c) for c in _tilings(conv, which, core, finer)]
+    if finer > 1:
+        numbered.sort(key=lambda each: each[0])
+    choices: list[_Choice] = []
+    first: list[float] = []  # estimates of the first `kept` choices
+    made = left_out = 0  # numbers of operations, of tilings
+    for number, tiling in numbered:
+        if number > limit or (finer > 1 and choices and made > ENOUGH_OPERATIONS):
+            continue
+        try:
+            if kept and len(first) == kept:
+                work, num_ops = search.work(tiling)
+                few = num_ops * CLOSE_LOOKS < ENOUGH_OPERATIONS
+                if few and work + INSTRUCTION_CYCLES * num_ops >= first[-1]:
+                    left_out += 1
+                    continue
+            sketch = search.sketch(tiling)
+        except ValueError:
+            continue  # the accumulators have no room for the sums
+        if not may_fit(sketch.first_sizes, core.scratchpad):
+            continue
+        made += sketch.num_ops
+        for rings in search.rings(sketch, least_slots=1 if finer > 64 else 2):
+            if is_repeated and not search.keeps_stationary(sketch, rings):
+                continue
+            estimate = search.estimate(sketch, rings, is_repeat=is_repeated)
+            choices.append((estimate, sketch, rings))
+            insort(first, sum(estimate))
+            del first[kept:]
+    choices.sort(key=lambda choice: sum(choice[0]))
+    return choices, left_out
+
+
 def _best(
-    choices: Sequence[tuple[Estimate, Sketch, Rings]],
+    choices: Sequence[_Choice],
     conv: ConvSpec,
     which: Pass,
     core: CoreSpec,
@@ -166,16 +202,17 @@ def _best(
     memory: MemorySpec,
     *,
     is_repeated: bool,
-) -> TiledProduct | None:
-    """The fastest of the first choices by the cycle model; None if the core can run no choice.
+) -> tuple[TiledProduct | None, int]:
+    """The fastest of the first choices by the cycle model, and how many choices were looked at.
 
-    What it is estimated to cost other kernels is added to its cycles.
+    It is None if the core can run no choice. What it is estimated to cost other kernels is added to
+    its cycles.
     """
-    most = max(sketch.num_ops for _, sketch, _ in choices)
+    most = max((sketch.num_ops for _, sketch, _ in choices), default=1)
     left = min(CLOSE_LOOKS, 1 + ENOUGH_OPERATIONS // most)
     made: dict[Tiling, tuple[Op, ...] | None] = {}
     looks: list[tuple[TiledProduct, float]] = []
-    for estimate, sketch, rings in choices:
+    for number, (estimate, sketch, rings) in enumerate(choices, 1):
         tiling = sketch.tiling
         if tiling not in made:
             try:
@@ -191,10 +228,13 @@ def _best(
             looks.append((found, estimate.crowding))
         left -= 1
         if not left:
+            seen = number
             break
+    else:
+        seen = len(choices) + KEPT  # more were wanted
     if len(looks) > 1:  # timing takes long
         looks.sort(key=lambda look: look[0].prediction.cycles + look[1])
-    return looks[0][0] if looks else None
+    return (looks[0][0] if looks else None), seen
 
 
 def _number(conv: ConvSpec, which: Pass, core: CoreSpec, tiling: Tiling) -> int:

@@ -5,6 +5,7 @@ generates the instructions of only a few. It judges all others by their pieces: 
 how often each tile is loaded, and the work of the array.
 """
 
+import math
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -62,6 +63,9 @@ class Sketch:
 LONG_WORK = 1 << 18
 """Cycles from which a product's traffic counts for other kernels, which run meanwhile."""
 
+INSTRUCTION_CYCLES = 2
+"""Cycles that each instruction is thought to lose."""
+
 FREE_SHARE, CROWDING = 0.4, 0.01
 """Share of a product's cycles in which it may use the memory, and what others lose by more."""
 
@@ -115,11 +119,7 @@ class TilingSearch:
             If the tiling does not suit the core. Patterns are not generated here, so they can still
             turn out not to suit it.
         """
-        divided = []
-        for each in self._products[tiling.own_window]:
-            rows, columns, pieces = each.rows(tiling), each.columns(tiling), each.slices(tiling)
-            each.check(rows, columns, len(pieces))
-            divided.append((tuple(rows), tuple(columns), tuple(pieces)))
+        divided = self._divided(tiling)
         n_outer = tiling.n_outer and any(
             len(rows) > 1 < len(columns) for rows, columns, _ in divided
         )
@@ -128,15 +128,40 @@ class TilingSearch:
             self._sketches[key] = self._sketch(tiling, divided)
         return self._sketches[key]
 
-    def _sketch(self, tiling: Tiling, divided: Sequence[tuple[Any, Any, Any]]) -> Sketch:
+    def work(self, tiling: Tiling) -> tuple[int, int]:
+        """Work and number of instructions of a tiling's sketch, without the sketch.
+
+        Raises
+        ------
+        ValueError
+            As `sketch` does.
+        """
+        return self._work(tiling, self._divided(tiling))
+
+    def _divided(self, tiling: Tiling) -> list[tuple[Any, Any, Any]]:
+        """Rows, columns and slices of a tiling's products, if they suit the core."""
+        divided = []
+        for each in self._products[tiling.own_window]:
+            rows, columns, pieces = each.rows(tiling), each.columns(tiling), each.slices(tiling)
+            each.check(rows, columns, len(pieces))
+            divided.append((tuple(rows), tuple(columns), tuple(pieces)))
+        return divided
+
+    def _work(self, tiling: Tiling, divided: Sequence[tuple[Any, Any, Any]]) -> tuple[int, int]:
         work = num_ops = 0
-        parts: list[tuple[Numbers, Numbers, Numbers]] = []
-        for number, (each, (rows, columns, pieces)) in enumerate(
-            zip(self._products[tiling.own_window], divided, strict=True)
-        ):
-            work += each.work(rows, columns, pieces)
-            num_ops += len(rows) * len(columns) * len(pieces)
-            parts.append(self._in_order(tiling, number, each, rows, columns, pieces))
+        for each, pieces in zip(self._products[tiling.own_window], divided, strict=True):
+            work += each.work(*pieces)
+            num_ops += math.prod(map(len, pieces))
+        return work, num_ops
+
+    def _sketch(self, tiling: Tiling, divided: Sequence[tuple[Any, Any, Any]]) -> Sketch:
+        work, num_ops = self._work(tiling, divided)
+        parts: list[tuple[Numbers, Numbers, Numbers]] = [
+            self._in_order(tiling, number, each, *pieces)
+            for number, (each, pieces) in enumerate(
+                zip(self._products[tiling.own_window], divided, strict=True)
+            )
+        ]
         a, b, result = (np.concatenate(each) for each in zip(*parts, strict=True))
         return Sketch(
             tiling, num_ops, work, _without_repeats(a), _without_repeats(b), result,
@@ -190,7 +215,7 @@ class TilingSearch:
         crowding = 0.0
         if sketch.work >= LONG_WORK:
             crowding = max(traffic - FREE_SHARE * sketch.work, 0) * CROWDING
-        return Estimate(together + ends / per_cycle + 2 * sketch.num_ops, crowding)
+        return Estimate(together + ends / per_cycle + INSTRUCTION_CYCLES * sketch.num_ops, crowding)
 
     def tile(self, number: int) -> Tile:
         """Return the tile that has a number."""

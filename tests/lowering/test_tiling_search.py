@@ -11,7 +11,7 @@ from fpgapipe.hw.hls_models.isa.instructions import Opcode
 from fpgapipe.hw.hls_models.isa.program import encode
 from fpgapipe.hw.hls_models.isa.vector_op import Addend, Constant, Source, Target, VectorOp
 from fpgapipe.hw.hls_models.numerics.element_format import FP32
-from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec, ScratchpadSpec
+from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec, NoRoom, ScratchpadSpec
 from fpgapipe.lowering.products import tiled_product as tiled_products
 from fpgapipe.lowering.products.conv import PASSES, ConvSpec
 from fpgapipe.lowering.products.conv_parts import Formats, Tiling
@@ -64,6 +64,54 @@ def test_a_sketch_sees_what_the_instructions_do(which, conv, tiling):
             for tile in map(search.tile, search.loaded(numbers, slots))
         )
         assert loaded == sum(each.opcode is Opcode.LOAD for each in program)
+
+
+def _drawn_product(seed):
+    """A convolution, a core and a memory: a large one, or others at random."""
+    rng = random.Random(seed)
+    channels = [rng.choice((1, 3, 16, 31, 32, 33, 64, 100, 256)) for _ in range(2)]
+    kernel, stride = rng.choice(((1, 1), (1, 2), (3, 1), (3, 2), (5, 1)))
+    size, batch = rng.choice((1, 5, 8, 14, 28)), rng.choice((1, 2, 5))
+    if not seed:
+        large = CoreSpec(32, 128, scratchpad=ScratchpadSpec(2, 1 << 22))
+        return ConvSpec(64, 64, (3, 3), (1, 1), (1,) * 4, 56, 56, 2), large, MemorySpec(44.3, 42)
+    conv = ConvSpec(*channels, (kernel,) * 2, (stride,) * 2, (kernel // 2,) * 4, size, size, batch)
+    shape = rng.choice(((4, 4), (8, 8), (16, 64), (32, 32), (32, 128)))
+    pad = ScratchpadSpec(4, rng.choice((1 << 12, 1 << 14, 1 << 16, 1 << 18)))
+    core = CoreSpec(*shape, acc_depth=rng.choice((64, 256, 1024)), scratchpad=pad)
+    return conv, core, MemorySpec(rng.choice((4.0, 20.0, 44.3, 64.0)), rng.choice((0, 40)))
+
+
+@pytest.mark.parametrize("which", PASSES)
+@pytest.mark.parametrize("is_repeated", [False, True])
+def test_tilings_are_left_out_that_are_not_looked_at(which, is_repeated, monkeypatch):
+    """All tilings, and those with less work than the best others, have the same best one."""
+    left_out = 0
+    search = tiled_products._choices
+
+    def count(*args, **options):
+        nonlocal left_out
+        found = search(*args, **options)
+        left_out += found[1]
+        return found
+
+    monkeypatch.setattr(tiled_products, "_choices", count)
+    for seed in range(24):
+        conv, core, memory = _drawn_product(seed)
+        found = []
+        for kept in (tiled_products.KEPT, 0):
+            monkeypatch.setattr(tiled_products, "KEPT", kept)
+            try:
+                product = tile_product.__wrapped__(
+                    conv, which, core, Formats(w=FP32), memory, is_repeated=is_repeated
+                )
+                found.append((product.tiling, product.rings, len(product.ops)))
+            except NoRoom as error:
+                found.append(str(error))
+        monkeypatch.undo()
+        monkeypatch.setattr(tiled_products, "_choices", count)
+        assert found[0] == found[1], (conv, core)
+    assert left_out or is_repeated
 
 
 @pytest.mark.parametrize("slots", [1, 2, 3])
