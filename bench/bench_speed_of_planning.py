@@ -120,6 +120,7 @@ def main() -> None:
         run(PLAN, Path(folder, "first"))
         for name in given.only or COMMANDS:
             cache = Path(folder, name)
+            cache.mkdir()  # where measured times have the last word, nothing is kept
             if COMMANDS[name][0] == "build":
                 compile_model(cache)
             found[name] = {"cold": run(COMMANDS[name], cache)}
