@@ -353,28 +353,44 @@ class _Search:
         return True
 
     def _time_programs(self) -> None:
-        """Time the programs of all plans that by prices of their layers may be the best."""
-        least_s = min((each.seconds for each in self.tried if each.is_exact), default=inf)
-        most_s = max(self.effort_s, PRICES_S) + PROGRAMS_S
-        self._time(
-            each
-            for each in sorted(self.tried, key=self._expected_s)
-            if not each.is_timed
-            and (1 - SLACK) * self._expected_s(each) < least_s
-            and self._affords(effort_of_programs(each.plan), most_s)
-        )
+        """Time the programs of all plans that by prices of their layers may be the best.
 
-    def _expected_s(self, tried: Tried) -> float:
-        """Seconds of a plan's program, by those of its layers and by the programs that are timed.
+        In a round, they are those of the best plan of each number of engines and micro-batches, on
+        which it depends how far prices of layers are off.
+        """
+        most_s = max(self.effort_s, PRICES_S) + PROGRAMS_S
+        while True:
+            least_s = min((each.seconds for each in self.tried if each.is_exact), default=inf)
+            ratios = self._ratios()
+            expected_s = {
+                each: each.seconds * ratios.get(each.alike, 1.0)
+                for each in self.tried
+                if not each.is_timed and is_soon_priced(each.plan)
+            }
+            first: dict[tuple[int, int], Tried] = {}
+            for each in sorted(expected_s, key=lambda each: expected_s[each]):
+                if (1 - SLACK) * expected_s[each] < least_s:
+                    first.setdefault(each.alike, each)
+            asked = [
+                each
+                for each in first.values()
+                if self._affords(effort_of_programs(each.plan), most_s)
+            ]
+            if not self.can_build or not asked:
+                return
+            self._time(asked)
+
+    def _ratios(self) -> dict[tuple[int, int], float]:
+        """Least ratio of programs to prices of layers, of plans that are alike; at least 1.
 
         Engines for forward and backward passes share a memory, which prices of layers leave out.
         """
-        ratios = (
-            each.seconds / each.by_layers_s
-            for each in self.tried
-            if each.by_layers_s and each.engines == tried.engines
-        )
-        return tried.seconds * (1.0 if tried.is_exact else max(min(ratios, default=1.0), 1.0))
+        found: dict[tuple[int, int], float] = {}
+        for each in self.tried:
+            if each.by_layers_s:
+                ratio = each.seconds / each.by_layers_s
+                found[each.alike] = max(min(ratio, found.get(each.alike, inf)), 1.0)
+        return found
 
     def _time(self, plans: Iterable[Tried]) -> bool:
         """Time the programs of plans, if that is soon done; whether programs of any are timed."""

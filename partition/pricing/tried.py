@@ -64,6 +64,11 @@ class Tried:
         return max(node.core.num_engines for node in self.plan.nodes)
 
     @property
+    def alike(self) -> tuple[int, int]:
+        """Engines and micro-batches."""
+        return self.engines, self.plan.num_microbatches
+
+    @property
     def is_exact(self) -> bool:
         """Whether the times are those of programs."""
         return self.predicted.level == "machine"

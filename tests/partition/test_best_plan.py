@@ -89,6 +89,27 @@ def test_processes_find_the_same():
     assert shared.compared == alone.compared
 
 
+def test_few_programs_find_the_best_plan(monkeypatch):
+    """How far prices of layers are off is known of plans with as many engines and micro-batches."""
+    request = replace(asked(2), schedules=("1f1b-as", "fbp-as"), array=(32, 32))
+    timed = []
+
+    def slower(request, graph, plan):
+        timed.append(plan.alike)
+        engines, count = plan.alike
+        seconds = plan.seconds * (1.0 if engines == 1 else {2: 1.05, 4: 1.3}.get(count, 1.7))
+        predicted = plan.predicted.model_copy(update={"minibatch_s": seconds, "level": "machine"})
+        return replace(plan, predicted=predicted, by_layers_s=plan.seconds)
+
+    for module in (search, tried):
+        monkeypatch.setattr(module, "timed", slower)
+    monkeypatch.setattr(search, "price_plan", lambda plan, *_, **__: (plan, None))
+    monkeypatch.setattr(search, "effort_of_programs", lambda plan: 2.0)
+    best = best_plan(request, "digits").plan
+    assert (best.schedule, best.num_microbatches) == ("fbp-as", 2)
+    assert len(timed) == len(set(timed)) == 4
+
+
 def test_what_takes_long_to_time_makes_room_for_the_next(monkeypatch):
     request = replace(asked(2), load=small_network, batch=4)
     first = best_plan(request, "small").plan
