@@ -34,9 +34,10 @@ from fpgapipe.partition.pricing.climb import (
     climb,
 )
 from fpgapipe.partition.pricing.machine import (
+    LONG_BATCHES,
     PRICES_S,
     PROGRAMS_S,
-    effort_of,
+    effort_alone,
     effort_of_layers,
     effort_of_programs,
     is_soon_priced,
@@ -176,6 +177,11 @@ def _estimated(plan: Plan, request: Request) -> Timeline:
     return simulate(schedule if plan.trains else forward_only(schedule), times)
 
 
+def _unlike(graph: Graph) -> int:
+    """Number of layers that are unlike each other."""
+    return len({(each.operator, each.input_tensors, each.output) for each in graph.layers.values()})
+
+
 @dataclass(frozen=True, eq=False)
 class _Look(Combination):
     """A core of each kind of device, and the best candidate of the formulas with it.
@@ -312,21 +318,28 @@ class _Search:
     def _effort_s(self, look: _Look) -> float:
         """Seconds, as they are estimated, to price a look."""
         plan = self._of(look.estimate).plan
-        return (effort_of_layers if self._by_layers(look) else effort_of)(plan)
+        if self._by_layers(look):
+            return effort_of_layers(plan)
+        return effort_alone(plan, _unlike(self.request.load(plan.microbatch)))
 
     def _price(self, looks: Iterable[_Look], most_s: float = PRICES_S) -> list[Tried]:
         """Price plans of some looks, unless that takes too long; the fastest of each comes first.
 
         A plan on one device has the time of its program, and one over several has the times of the
-        programs of its layers. Looks that promise to be the best may take twice as long.
+        programs of its layers. Looks that promise to be the best may take twice as long, and on one
+        device as long as some mini-batches.
         """
+        long_s = 2 * most_s
+        if len(self.request.cluster.devices) == 1:
+            known = (each.seconds for each in self.tried if each.is_exact)
+            long_s = max(long_s, LONG_BATCHES * min(known, default=0.0))
         jobs = {}
         best = min(self.best_of, key=lambda look: self.best_of[look], default=None)
         for look in looks:
             self.best_of[look] = inf
             plan = self._of(look.estimate).plan
             promises = best is not None and look.estimate_s <= PROMISING * best.estimate_s
-            own_s = 2 * most_s if promises else most_s
+            own_s = long_s if promises else most_s
             if is_soon_priced(plan) and self._affords(self._effort_s(look), own_s):
                 graph = self.request.load(plan.microbatch)
                 asked = replace(self.request, load=KnownGraphs((graph,)))

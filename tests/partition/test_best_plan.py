@@ -25,6 +25,11 @@ def digits(samples):
     return load_network("digits-cnn", samples)
 
 
+def mini(samples):
+    """A network that takes about as long in few micro-batches as in more."""
+    return load_network("resnet-mini", samples)
+
+
 def asked(devices, **more):
     cluster = chain_of(load_board("u280"), devices).spec
     return Request(digits, 32, cluster, KINDS, **more)
@@ -108,6 +113,17 @@ def test_few_programs_find_the_best_plan(monkeypatch):
     best = best_plan(request, "digits").plan
     assert (best.schedule, best.num_microbatches) == ("fbp-as", 2)
     assert len(timed) == len(set(timed)) == 4
+
+
+def test_the_longer_a_mini_batch_takes_the_longer_the_search(monkeypatch):
+    monkeypatch.setattr(search, "effort_alone", lambda plan, unlike: 100.0)
+    request = replace(asked(1, array=(32, 32)), load=mini, batch=8)
+    compared = []
+    for batches in (0.0, 1e9):
+        monkeypatch.setattr(search, "LONG_BATCHES", batches)
+        compared.append(best_plan(request, "mini").compared)
+    assert compared[0].startswith("compared by whole programs: 1 plan from 1 of 4 pairs")
+    assert compared[1].startswith("compared by whole programs: 2 plans from 2 of 4 pairs")
 
 
 def test_what_takes_long_to_time_makes_room_for_the_next(monkeypatch):
