@@ -27,6 +27,7 @@ from fpgapipe.partition.explore.smallest import THROUGHPUT, explore_smallest
 from fpgapipe.partition.placed_nodes import PlacedNodes
 from fpgapipe.partition.plan import Plan
 from fpgapipe.partition.pricing.climb import (
+    FURTHER,
     PROMISING,
     SLACK,
     Combination,
@@ -50,7 +51,7 @@ from fpgapipe.partition.search.problem import PlanError
 from fpgapipe.partition.timeline.timeline import simulate
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Hashable, Iterable
 
     from fpgapipe.hw.hls_models.spec.device import ClusterSpec, DeviceSpec
     from fpgapipe.hw.hls_models.spec.node import NodeSpec
@@ -368,41 +369,40 @@ class _Search:
     def _time_programs(self) -> None:
         """Time the programs of all plans that by prices of their layers may be the best.
 
-        In a round, they are those of the best plan of each number of engines and micro-batches, on
-        which it depends how far prices of layers are off.
+        It depends on engines and micro-batches how far prices of layers are off, so each program
+        that is timed says of which plan it is worth to time the next one.
         """
         most_s = max(self.effort_s, PRICES_S) + PROGRAMS_S
-        while True:
+        while self.can_build:
             least_s = min((each.seconds for each in self.tried if each.is_exact), default=inf)
             ratios = self._ratios()
-            expected_s = {
-                each: each.seconds * ratios.get(each.alike, 1.0)
-                for each in self.tried
-                if not each.is_timed and is_soon_priced(each.plan)
-            }
-            first: dict[tuple[int, int], Tried] = {}
+            expected_s: dict[Tried, float] = {}
+            for each in self.tried:
+                ratio, slack = (
+                    ratios.get(each.alike, 1.0),
+                    FURTHER if each.alike in ratios else SLACK,
+                )
+                found_s = each.seconds * ratio
+                if (
+                    not each.is_timed
+                    and is_soon_priced(each.plan)
+                    and (1 - slack) * found_s < least_s
+                ):
+                    expected_s[each] = found_s
             for each in sorted(expected_s, key=lambda each: expected_s[each]):
-                if (1 - SLACK) * expected_s[each] < least_s:
-                    first.setdefault(each.alike, each)
-            asked = [
-                each
-                for each in first.values()
-                if self._affords(effort_of_programs(each.plan), most_s)
-            ]
-            if not self.can_build or not asked:
+                if self._affords(effort_of_programs(each.plan), most_s):
+                    self._time([each])
+                    break
+            else:
                 return
-            self._time(asked)
 
-    def _ratios(self) -> dict[tuple[int, int], float]:
-        """Least ratio of programs to prices of layers, of plans that are alike; at least 1.
-
-        Engines for forward and backward passes share a memory, which prices of layers leave out.
-        """
-        found: dict[tuple[int, int], float] = {}
+    def _ratios(self) -> dict[Hashable, float]:
+        """Least ratios of programs to prices of layers, of plans that are alike."""
+        found: dict[Hashable, float] = {}
         for each in self.tried:
             if each.by_layers_s:
                 ratio = each.seconds / each.by_layers_s
-                found[each.alike] = max(min(ratio, found.get(each.alike, inf)), 1.0)
+                found[each.alike] = min(ratio, found.get(each.alike, inf))
         return found
 
     def _time(self, plans: Iterable[Tried]) -> bool:

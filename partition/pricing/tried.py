@@ -26,7 +26,7 @@ from fpgapipe.partition.schedule.schedule_kinds import num_engines_of
 from fpgapipe.partition.search.problem import PlanError
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Iterable, Iterator
+    from collections.abc import Container, Hashable, Iterable, Iterator
 
     from fpgapipe.hw.hls_models.spec.device import DeviceSpec
     from fpgapipe.hw.hls_models.spec.node import NodeSpec
@@ -64,9 +64,15 @@ class Tried:
         return max(node.core.num_engines for node in self.plan.nodes)
 
     @property
-    def alike(self) -> tuple[int, int]:
-        """Engines and micro-batches."""
-        return self.engines, self.plan.num_microbatches
+    def alike(self) -> Hashable:
+        """Same for plans whose prices of layers, or formulas on one device, are about as far off.
+
+        Engines for forward and backward passes share a memory, which prices of layers leave out;
+        how much they get into each other's way depends on the number of micro-batches.
+        """
+        engines = self.engines
+        count = self.plan.num_microbatches if engines > 1 else 0
+        return engines, count, len(self.plan.nodes) == 1
 
     @property
     def is_exact(self) -> bool:
