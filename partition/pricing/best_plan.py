@@ -38,7 +38,7 @@ from fpgapipe.partition.pricing.machine import (
     LONG_BATCHES,
     PRICES_S,
     PROGRAMS_S,
-    effort_alone,
+    effort_of,
     effort_of_layers,
     effort_of_programs,
     is_soon_priced,
@@ -178,9 +178,10 @@ def _estimated(plan: Plan, request: Request) -> Timeline:
     return simulate(schedule if plan.trains else forward_only(schedule), times)
 
 
-def _unlike(graph: Graph) -> int:
-    """Number of layers that are unlike each other."""
-    return len({(each.operator, each.input_tensors, each.output) for each in graph.layers.values()})
+def _unlike_share(graph: Graph) -> float:
+    """Share of the layers of a network that are unlike each other."""
+    layers = graph.layers.values()
+    return len({(each.operator, each.input_tensors, each.output) for each in layers}) / len(layers)
 
 
 @dataclass(frozen=True, eq=False)
@@ -321,7 +322,7 @@ class _Search:
         plan = self._of(look.estimate).plan
         if self._by_layers(look):
             return effort_of_layers(plan)
-        return effort_alone(plan, _unlike(self.request.load(plan.microbatch)))
+        return effort_of(plan, _unlike_share(self.request.load(plan.microbatch)))
 
     def _price(self, looks: Iterable[_Look], most_s: float = PRICES_S) -> list[Tried]:
         """Price plans of some looks, unless that takes too long; the fastest of each comes first.
@@ -378,10 +379,8 @@ class _Search:
             ratios = self._ratios()
             expected_s: dict[Tried, float] = {}
             for each in self.tried:
-                ratio, slack = (
-                    ratios.get(each.alike, 1.0),
-                    FURTHER if each.alike in ratios else SLACK,
-                )
+                ratio = ratios.get(each.alike, 1.0)
+                slack = FURTHER if each.is_cut and each.alike in ratios else SLACK
                 found_s = each.seconds * ratio
                 if (
                     not each.is_timed

@@ -74,16 +74,11 @@ TASK_S, TIMED_S = 9e-4, 5.5e-9
 """Seconds for the layers of a micro-batch whose tilings are known, for each layer and each cycle of
 a program that is timed."""
 
-UNLIKE_S, UNLIKE_CYCLE_S, KERNELS_S, LATER_S = 45e-3, 16e-9, 3e-3, 2.2e-9
-"""Seconds, on a single device, for the tilings of a layer that is unlike others, for each cycle of
-it, for the kernels of a layer of a micro-batch, and for each cycle of a program that is timed. They
-fit nine programs of GPT-2, ResNet-50 and VGG-16 to within a third."""
-
 PRICES_S, PROGRAMS_S = 6.0, 3.0
 """Seconds, as they are estimated, that a search takes for the prices it goes by; and then for the
 programs of pipelines, which it goes to by prices of layers."""
 
-LONG_BATCHES = 2.5
+LONG_BATCHES = 3.3
 """Mini-batches of a single device in whose time a search may price, in any case, what promises to
 be the best: the longer they take, the sooner the search has paid."""
 
@@ -411,22 +406,14 @@ def is_soon_priced(plan: Plan) -> bool:
     return cycles_timed(plan) <= (MOST_ALONE if len(plan.nodes) == 1 else MOST_CYCLES)
 
 
-def effort_of(plan: Plan) -> float:
-    """Seconds, as they are estimated, to make and to time the programs of a plan."""
+def effort_of(plan: Plan, unlike_share: float = 1.0) -> float:
+    """Seconds, as they are estimated, to make and to time the programs of a plan.
+
+    A share of its layers are unlike each other; the others have the tilings of these.
+    """
     if plan.kind == DATA_PARALLEL:
         return effort_of(alone(plan, 0))  # equal devices are priced once
-    return _first_effort(plan) + effort_of_programs(plan)
-
-
-def effort_alone(plan: Plan, unlike: int) -> float:
-    """Seconds, as they are estimated, to make and to time the programs of a plan on one device.
-
-    So many of its layers are unlike each other; others have the tilings of these.
-    """
-    (layers,) = map(len, plan.node_layers)
-    count = min(plan.num_microbatches, _most(plan)) if takes_few(plan) else plan.num_microbatches
-    found = unlike * (UNLIKE_S + UNLIKE_CYCLE_S * _first_cycles(plan) / layers)
-    return found + KERNELS_S * layers * count + LATER_S * cycles_timed(plan)
+    return unlike_share * _first_effort(plan) + effort_of_programs(plan)
 
 
 def effort_of_layers(plan: Plan) -> float:

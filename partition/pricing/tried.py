@@ -64,15 +64,19 @@ class Tried:
         return max(node.core.num_engines for node in self.plan.nodes)
 
     @property
+    def is_cut(self) -> bool:
+        """Whether the prices are those of layers, and not formulas, as on a single device."""
+        return len(self.plan.nodes) > 1
+
+    @property
     def alike(self) -> Hashable:
-        """Same for plans whose prices of layers, or formulas on one device, are about as far off.
+        """Same for plans whose prices of layers, or formulas, are about as far off.
 
         Engines for forward and backward passes share a memory, which prices of layers leave out;
         how much they get into each other's way depends on the number of micro-batches.
         """
-        engines = self.engines
-        count = self.plan.num_microbatches if engines > 1 else 0
-        return engines, count, len(self.plan.nodes) == 1
+        several = self.engines > 1 and self.is_cut
+        return self.is_cut, self.engines, self.plan.num_microbatches if several else 0
 
     @property
     def is_exact(self) -> bool:

@@ -116,7 +116,7 @@ def test_few_programs_find_the_best_plan(monkeypatch):
 
 
 def test_the_longer_a_mini_batch_takes_the_longer_the_search(monkeypatch):
-    monkeypatch.setattr(search, "effort_alone", lambda plan, unlike: 100.0)
+    monkeypatch.setattr(search, "effort_of", lambda plan, share: 100.0)
     request = replace(asked(1, array=(32, 32)), load=mini, batch=8)
     compared = []
     for batches in (0.0, 1e9):
