@@ -11,7 +11,6 @@ from collections.abc import Iterable
 from dataclasses import replace
 from functools import lru_cache
 
-import networkx as nx
 import numpy as np
 
 from fpgapipe.partition.search.chain import plan_chain
@@ -131,6 +130,8 @@ def _ready(mask: int, needs: list[int], layers: Iterable[int]) -> frozenset[int]
 
 def _prefixes(problem: PartitionProblem, limit: int) -> list[int]:
     """The downsets that are prefixes of several orders of the layers."""
+    import networkx as nx  # which takes a while, and most networks have few downsets
+
     graph = problem.to_networkx()
     depth: dict[int, int] = {}
     for layer in nx.topological_sort(graph):
