@@ -14,6 +14,8 @@ os.environ.setdefault("COCOTB_RANDOM_SEED", "1")
 # Tests change what prices follow from, which no file may remember.
 os.environ.setdefault("FPGAPIPE_ANSWERS", "programs")
 
+# Tests are at work on all processors already.
+os.environ.setdefault("FPGAPIPE_JOBS", "1")
 # Gateware is tested, not the models that commands simulate some of its blocks by.
 os.environ.setdefault("FPGAPIPE_SIMULATE", "verilog")
 

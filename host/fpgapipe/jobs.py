@@ -1,27 +1,36 @@
 """Jobs that do not depend on each other: done by this process, or shared out among several.
 
 A search calls `results` and does not know which processes there are. A command says so with
-`sharing`: local processes (`local_processes`), or the ranks of MPI
-(`fpgapipe.host.backends.ranks`). The results, and the error if there is one, are the same in
-any case.
+`sharing`: processes on the other processors of this machine (`other_processors`), which are
+started only for jobs that take long, or the ranks of MPI (`fpgapipe.host.backends.ranks`), which
+are there in any case. The results, and the error if there is one, are the same everywhere.
 """
 
 from __future__ import annotations
 
 import contextlib
+import os
+import signal
+import threading
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
+from fpgapipe.errors import UserError, shown
 from fpgapipe.garbage import collect_rarely
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from concurrent.futures import Future
     from contextlib import AbstractContextManager
+    from types import FrameType
 
     Pools = Callable[[], AbstractContextManager["Pool"]]
 
 Result = TypeVar("Result")
+
+
+PROCESS_BYTES = 3 << 30
+"""Memory of a process that does jobs: comparing ways to train ResNet-50 took 2.4 GiB."""
 
 
 class Pool(Protocol):
@@ -31,34 +40,131 @@ class Pool(Protocol):
         """Let another process call a function; whatever travels must be fit for pickle."""
 
 
-_pools: ContextVar[Pools | None] = ContextVar("pools", default=None)
+class _Shared(NamedTuple):
+    """How jobs are shared."""
+
+    pools: Pools
+    long_only: bool
+
+
+_sharing: ContextVar[_Shared | None] = ContextVar("sharing", default=None)
 
 
 @contextlib.contextmanager
-def sharing(pools: Pools) -> Iterator[None]:
+def sharing(pools: Pools, *, long_only: bool = False) -> Iterator[None]:
     """Share jobs within this context.
 
     Parameters
     ----------
     pools : callable
         Opens the other processes; it is called whenever there are several jobs.
+    long_only : bool
+        Whether only jobs that take long are shared, since processes start for them.
     """
-    before = _pools.set(pools)
+    before = _sharing.set(_Shared(pools, long_only))
     try:
         yield
     finally:
-        _pools.reset(before)
+        _sharing.reset(before)
+
+
+def starts_processes() -> bool:
+    """Whether processes start for jobs that take long."""
+    shared = _sharing.get()
+    return shared is not None and shared.long_only
+
+
+@contextlib.contextmanager
+def other_processors() -> Iterator[None]:
+    """Share jobs that take long among the processors of this machine, unless ranks do all jobs.
+
+    ``FPGAPIPE_JOBS`` says how many are at work, this one included, if that is set; else as many as
+    the machine has processors, and memory for (`PROCESS_BYTES`). A script that does this needs
+    Python's ``if __name__ == "__main__"``, as processes begin by importing it.
+
+    Raises
+    ------
+    UserError
+        If ``FPGAPIPE_JOBS`` is no number above 0.
+    """
+    told = os.environ.get("FPGAPIPE_JOBS", "")
+    if told and not (told.isdecimal() and int(told)):
+        raise UserError(f"FPGAPIPE_JOBS must be a number of processes from 1, not {shown(told)}")
+    memory_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    most = min(len(os.sched_getaffinity(0)), memory_bytes // PROCESS_BYTES)
+    count = int(told) if told else most
+    with contextlib.ExitStack() as stack:
+        if count > 1 and _sharing.get() is None:
+            stack.enter_context(sharing(lambda: local_processes(count - 1), long_only=True))
+        yield
 
 
 @contextlib.contextmanager
 def local_processes(count: int) -> Iterator[Pool]:
-    """Open some processes besides this one, which end with the context."""
+    """Open up to so many processes besides this one, which end with the context.
+
+    If it ends by an error, such as Ctrl-C, so do the jobs that they have begun. Signals of the
+    terminal are for this process alone, and the others end if it is no longer there.
+    """
     import multiprocessing
     from concurrent.futures import ProcessPoolExecutor
 
+    others = set(multiprocessing.active_children())
     spawn = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(count, mp_context=spawn, initializer=collect_rarely) as pool:
-        yield pool
+    with ProcessPoolExecutor(count, mp_context=spawn, initializer=_begin) as executor:
+        try:
+            yield _Processes(executor)
+        except BaseException:
+            executor.shutdown(wait=False, cancel_futures=True)
+            for each in set(multiprocessing.active_children()) - others:
+                each.terminate()
+            raise
+
+
+class _Processes(NamedTuple):
+    """Processes whose jobs end by SIGTERM, where the processes themselves do not."""
+
+    executor: Pool
+
+    def submit(self, function: Callable[..., Result], /, *arguments: Any) -> Future[Result]:
+        return self.executor.submit(_do, function, *arguments)
+
+
+_doing, _ended = threading.Event(), threading.Event()
+"""Whether this process does a job for another one, and whether it is to do no more."""
+
+
+def _do(function: Callable[..., Result], *arguments: Any) -> Result:
+    try:
+        _doing.set()
+        if _ended.is_set():  # jobs wait in the process, too
+            raise KeyboardInterrupt
+        return function(*arguments)
+    finally:
+        _doing.clear()
+
+
+def _begin() -> None:
+    """Prepare a process that does jobs for another one."""
+    collect_rarely()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, _end_job)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_job(number: int, frame: FrameType | None) -> None:
+    _ended.set()
+    if _doing.is_set():
+        raise KeyboardInterrupt
+
+
+def _end_with_parent() -> None:
+    import multiprocessing
+
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)
 
 
 def results(
@@ -66,6 +172,8 @@ def results(
     jobs: Sequence[tuple[Any, ...]],
     on_step: Callable[[int, int], object] = lambda done, total: None,
     kept: list[Result] | None = None,
+    *,
+    are_long: bool = False,
 ) -> list[Result]:
     """Call a function with each of some arguments.
 
@@ -80,6 +188,8 @@ def results(
     kept : list, optional
         Gets the results from the first on, also if the user ends the search: for who shows what is
         there.
+    are_long : bool
+        Whether most jobs take seconds, so that processes may be started for them.
 
     Returns
     -------
@@ -91,20 +201,20 @@ def results(
     BaseException
         What the first call in this order raises, whichever call has ended first.
     """
-    pools = _pools.get()
+    shared = _sharing.get()
     found: list[Result] = [] if kept is None else kept
-    if pools is None or len(jobs) < 2:
+    if shared is None or len(jobs) < 2 or (shared.long_only and not are_long):
         for number, job in enumerate(jobs):
             on_step(number, len(jobs))
             found.append(function(*job))
         on_step(len(jobs), len(jobs))
         return found
-    before = _pools.set(None)
+    before = _sharing.set(None)
     try:
-        with pools() as pool:
+        with shared.pools() as pool:
             return _shared(pool, function, jobs, on_step, found)
     finally:
-        _pools.reset(before)
+        _sharing.reset(before)
 
 
 def _shared(
@@ -114,8 +224,11 @@ def _shared(
     on_step: Callable[[int, int], object],
     found: list[Result],
 ) -> list[Result]:
-    """Do jobs from the last one on while other processes do them from the first one on."""
-    from concurrent.futures import Future
+    """Do jobs from the last one on while other processes do them from the first one on.
+
+    What a process had begun with that has died, as for want of memory, is done here.
+    """
+    from concurrent.futures import BrokenExecutor, Future
 
     futures = [pool.submit(function, *job) for job in jobs]
     mine: dict[int, Future[Result]] = {}
@@ -127,7 +240,9 @@ def _shared(
     def first_failed() -> int:
         """Number of the first job of which another process has told an error."""
         ended = (n for n, each in enumerate(futures) if each.done() and not each.cancelled())
-        return next((n for n in ended if futures[n].exception()), len(jobs))
+        errors = ((n, futures[n].exception()) for n in ended)
+        told = (n for n, error in errors if error and not isinstance(error, BrokenExecutor))
+        return next(told, len(jobs))
 
     try:
         for number in reversed(range(len(jobs))):
@@ -142,7 +257,10 @@ def _shared(
                 except Exception as error:  # an earlier job may raise another one
                     done.set_exception(error)
         for number, future in enumerate(futures):
-            found.append(mine.get(number, future).result())
+            try:
+                found.append(mine.get(number, future).result())
+            except BrokenExecutor:
+                found.append(function(*jobs[number]))
             tell()
     except BaseException:
         for future in futures:

@@ -91,7 +91,7 @@ class Answers(Result):
         asked = [(answer, name, devices) for name in names for devices in numbers]
         answers: list[Forecast | str] = []
         try:
-            results(_found, asked, on_step, answers)
+            results(_found, asked, on_step, answers, are_long=True)
         except KeyboardInterrupt:
             if not any(isinstance(each, Forecast) for each in answers):
                 raise

@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING
 from fpgapipe.boards.cluster import Cluster
 from fpgapipe.errors import UserError, nearest, shown
 from fpgapipe.garbage import rare_collections
+from fpgapipe.host.make.networks import Loader
 from fpgapipe.host.terminal.progress import Progress, silent
 from fpgapipe.hw.hls_models.spec.device import ClusterSpec
 from fpgapipe.hw.hls_models.spec.systolic import Form
+from fpgapipe.jobs import results, starts_processes
 from fpgapipe.partition.explore.explorer import Request
 from fpgapipe.partition.plan import DATA_PARALLEL, LAYERWISE, Plan
 from fpgapipe.partition.pricing.best_plan import BestPlan, best_plan
@@ -202,16 +204,27 @@ def fastest_of(
         If none has a plan.
     """
     devices = len(request.cluster.devices)
-    found: list[Chosen] = []
-    refused: list[tuple[str, UserError]] = []
-    for strategy in strategies[:1] if devices == 1 else strategies:
-        many = len(strategies) > 1 and strategy in STRATEGIES
-        if many and devices < STRATEGIES[strategy].least_devices:
-            continue
-        try:
-            found.append(plan_by(request, network, strategy, progress, smallest=smallest))
-        except UserError as error:
-            refused.append((strategy, error))
+    rivals = [
+        strategy
+        for strategy in (strategies[:1] if devices == 1 else strategies)
+        if len(strategies) == 1
+        or strategy not in STRATEGIES
+        or devices >= STRATEGIES[strategy].least_devices
+    ]
+    travels = isinstance(request.load, Loader)  # and does not as parameters or INT8 need it
+    if len(rivals) > 1 and travels and starts_processes():
+        with progress() as display, phase("planning"), rare_collections():
+            display.add_task("planning")
+            asked = [(request, network, each, silent, smallest) for each in rivals]
+            answers = results(_answer, asked, display.count, are_long=True)
+    else:
+        answers = [_answer(request, network, each, progress, smallest) for each in rivals]
+    found = [each for each in answers if isinstance(each, Chosen)]
+    refused = [
+        (strategy, each)
+        for strategy, each in zip(rivals, answers, strict=True)
+        if isinstance(each, UserError)
+    ]
     if not found:
         raise refused[0][1]
     return (
@@ -219,6 +232,16 @@ def fastest_of(
         {each.plan.kind: each.plan for each in found},
         tuple(f"{strategy}: {error}" for strategy, error in refused),
     )
+
+
+def _answer(
+    request: Request, network: str, strategy: str, progress: Progress, smallest: bool
+) -> Chosen | UserError:
+    """What `plan_by` returns or raises."""
+    try:
+        return plan_by(request, network, strategy, progress, smallest=smallest)
+    except UserError as error:
+        return error
 
 
 def rank(plan: Plan) -> float:

@@ -116,7 +116,8 @@ def compare(
     found: list[list[Entry | str]] = []
     is_whole = True
     try:
-        results(_way, [(name, request, network) for name in names], on_step, found)
+        asked = [(name, request, network) for name in names]
+        results(_way, asked, on_step, found, are_long=True)
     except KeyboardInterrupt:
         if not any(isinstance(each, Entry) for part in found for each in part):
             raise

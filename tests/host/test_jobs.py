@@ -16,7 +16,7 @@ from launchers import mpiexec
 
 from fpgapipe.errors import FileError, ToolError, UserError
 from fpgapipe.host.make.networks import loader
-from fpgapipe.jobs import local_processes, results, sharing
+from fpgapipe.jobs import local_processes, other_processors, results, sharing
 from fpgapipe.lowering.units.network_units import Refusal, RefusedNetwork
 
 CLI = [sys.executable, "-m", "fpgapipe.host.cli.main"]
@@ -88,6 +88,74 @@ def test_results_are_kept_when_the_user_ends_the_search(count):
     with sharing(threads) if count else nullcontext(), pytest.raises(KeyboardInterrupt):
         results(job, [(number,) for number in range(6)], kept=kept)
     assert kept == [0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("told", "are_long", "others"), [("2", True, 1), ("2", False, 0), ("1", True, 0)]
+)
+def test_processes_start_for_what_takes_long(monkeypatch, told, are_long, others):
+    monkeypatch.setenv("FPGAPIPE_JOBS", told)
+    with other_processors():
+        found = results(nested, [(number,) for number in range(3)], are_long=are_long)
+    assert [number for number, _ in found] == [0, 1, 2]
+    assert len({process for _, process in found} - {os.getpid()}) == others
+
+
+@pytest.mark.parametrize("told", ["0", "-1", "2.5", "many", "\u00b2"])
+def test_a_number_of_processes_that_is_none_is_refused(monkeypatch, told):
+    monkeypatch.setenv("FPGAPIPE_JOBS", told)
+    says = r"^FPGAPIPE_JOBS must be a number of processes from 1"
+    with pytest.raises(UserError, match=says), other_processors():
+        pass
+
+
+def dies_elsewhere(number, own):
+    if os.getpid() != own:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return number
+
+
+def test_jobs_of_a_process_that_died_are_done_here():
+    with sharing(partial(local_processes, 2)):
+        found = results(dies_elsewhere, [(number, os.getpid()) for number in range(6)])
+    assert found == list(range(6))
+
+
+LONG_JOBS = """
+import os, sys, time
+from functools import partial
+from fpgapipe.jobs import local_processes, results, sharing
+
+def job(number):
+    print(os.getpid(), flush=True)
+    time.sleep(60)
+
+if __name__ == "__main__":
+    with sharing(partial(local_processes, 2)):
+        results(job, [(number,) for number in range(6)])
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_processes_end_with_the_one_that_started_them(tmp_path, number):
+    """At once, and without a word, though signals of a terminal reach all of them."""
+    path = tmp_path / "long_jobs.py"
+    path.write_text(LONG_JOBS)
+    command = [sys.executable, str(path)]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    ) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        started = [int(process.stdout.readline()) for _ in range(3)]
+        if number == signal.SIGINT:
+            os.killpg(process.pid, number)
+        else:
+            process.send_signal(number)
+        assert process.wait(20)
+        assert process.stdout.read() == ""  # ends when no process has it any more
+        assert process.stderr.read().count("Traceback") == (number == signal.SIGINT)
+    assert process.pid in started
 
 
 def test_what_was_not_begun_is_left_out_after_an_error():
@@ -166,6 +234,24 @@ def test_output_does_not_depend_on_the_number_of_processes(name, tmp_path):
         found = ranks(size, *arguments, env=environment)
         assert found.returncode == 0, found.stderr
         assert found.stdout == alone.stdout
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        "compare digits-cnn --board u280 --devices 2 --batch 8 --json",
+        "plan digits-cnn --board u280 --devices 2 --batch 8 --strategy auto --json",
+    ],
+)
+def test_output_does_not_depend_on_the_number_of_processors(arguments):
+    """But for the seconds that a search took."""
+    found = []
+    for count in ("1", "2"):
+        environment = {**os.environ, "FPGAPIPE_ANSWERS": "0", "FPGAPIPE_JOBS": count}
+        command = [*CLI, *arguments.split()]
+        done = subprocess.run(command, capture_output=True, text=True, env=environment, check=True)
+        found.append([line for line in done.stdout.splitlines() if "search_s" not in line])
+    assert found[0] == found[1]
 
 
 @pytest.mark.slow

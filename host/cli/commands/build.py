@@ -25,6 +25,7 @@ from fpgapipe.host.cli.options.training_options import training_options
 from fpgapipe.host.package.flow import FLOWS
 from fpgapipe.host.terminal.console import progress
 from fpgapipe.host.terminal.result import show
+from fpgapipe.jobs import other_processors
 
 if TYPE_CHECKING:
     from fpgapipe.boards.cluster import Cluster
@@ -122,6 +123,7 @@ if TYPE_CHECKING:
     metavar="DIR",
     help="Folder to write the build to [default: out/NETWORK].",
 )
+@other_processors()
 def build(
     cluster: Cluster,
     network: str | None,

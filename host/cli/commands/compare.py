@@ -16,6 +16,7 @@ from fpgapipe.host.cli.options.plots import check_plots, parse_numbers, plot_opt
 from fpgapipe.host.cli.options.shared import planned_batch_option
 from fpgapipe.host.terminal.console import progress
 from fpgapipe.host.terminal.result import show
+from fpgapipe.jobs import other_processors
 
 if TYPE_CHECKING:
     from fpgapipe.boards.cluster import Cluster
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 @cluster_options
 @planned_batch_option
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@other_processors()
 def compare(network: str, cluster: Cluster, batch: int, as_json: bool) -> None:
     """Compare one device, data parallel, an even split and pipeline schedules for NETWORK.
 

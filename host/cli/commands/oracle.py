@@ -13,6 +13,7 @@ from fpgapipe.host.cli.options.options import command
 from fpgapipe.host.cli.options.plots import check_plots, parse_numbers, plot_option, write_plots
 from fpgapipe.host.terminal.console import progress
 from fpgapipe.host.terminal.result import show
+from fpgapipe.jobs import other_processors
 
 MOST_DEVICES = 65_536
 """Most devices that may be asked for."""
@@ -71,6 +72,7 @@ MOST_DEVICES = 65_536
 )
 @plot_option("speed over the number of devices")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@other_processors()
 def oracle(
     network: str | None,
     devices: str,

@@ -25,6 +25,7 @@ from fpgapipe.host.terminal.console import progress
 from fpgapipe.host.terminal.outputs import check_outputs, write_output
 from fpgapipe.host.terminal.result import show
 from fpgapipe.hw.hls_models.spec.systolic import Form
+from fpgapipe.jobs import other_processors
 
 
 @command("plan", example="fpgapipe plan resnet50 --board u280 --devices 4 --batch 64", lowers=True)
@@ -70,6 +71,7 @@ from fpgapipe.hw.hls_models.spec.systolic import Form
     "--trace", metavar="FILE", help="Write the timetable to this file, as a trace for Perfetto."
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@other_processors()
 def plan(network: str | None, profile: str | None, as_json: bool, **options: Any) -> None:
     """Search schedules, micro-batch sizes, array shapes and cuts for the fastest that fits.
 
