@@ -41,27 +41,35 @@ class Pool(Protocol):
 
 
 class _Shared(NamedTuple):
-    """How jobs are shared."""
+    """How jobs are shared: with processes that are there, or that start for jobs that take long."""
 
-    pools: Pools
-    long_only: bool
+    pools: Pools | None
+    most_started: int = 0
+
+    def opened(self, jobs: int) -> AbstractContextManager[Pool]:
+        """Other processes for so many jobs, one of which is for this process."""
+        return self.pools() if self.pools else local_processes(min(self.most_started, jobs - 1))
 
 
 _sharing: ContextVar[_Shared | None] = ContextVar("sharing", default=None)
 
 
 @contextlib.contextmanager
-def sharing(pools: Pools, *, long_only: bool = False) -> Iterator[None]:
+def sharing(pools: Pools) -> Iterator[None]:
     """Share jobs within this context.
 
     Parameters
     ----------
     pools : callable
         Opens the other processes; it is called whenever there are several jobs.
-    long_only : bool
-        Whether only jobs that take long are shared, since processes start for them.
     """
-    before = _sharing.set(_Shared(pools, long_only))
+    with _shared_by(_Shared(pools)):
+        yield
+
+
+@contextlib.contextmanager
+def _shared_by(shared: _Shared | None) -> Iterator[None]:
+    before = _sharing.set(shared)
     try:
         yield
     finally:
@@ -71,7 +79,7 @@ def sharing(pools: Pools, *, long_only: bool = False) -> Iterator[None]:
 def starts_processes() -> bool:
     """Whether processes start for jobs that take long."""
     shared = _sharing.get()
-    return shared is not None and shared.long_only
+    return shared is not None and shared.pools is None
 
 
 @contextlib.contextmanager
@@ -93,9 +101,10 @@ def other_processors() -> Iterator[None]:
     memory_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     most = min(len(os.sched_getaffinity(0)), memory_bytes // PROCESS_BYTES)
     count = int(told) if told else most
-    with contextlib.ExitStack() as stack:
-        if count > 1 and _sharing.get() is None:
-            stack.enter_context(sharing(lambda: local_processes(count - 1), long_only=True))
+    shared = _sharing.get()
+    if shared is None and count > 1:
+        shared = _Shared(None, count - 1)
+    with _shared_by(shared):
         yield
 
 
@@ -203,18 +212,14 @@ def results(
     """
     shared = _sharing.get()
     found: list[Result] = [] if kept is None else kept
-    if shared is None or len(jobs) < 2 or (shared.long_only and not are_long):
+    if shared is None or len(jobs) < 2 or not (shared.pools or are_long):
         for number, job in enumerate(jobs):
             on_step(number, len(jobs))
             found.append(function(*job))
         on_step(len(jobs), len(jobs))
         return found
-    before = _sharing.set(None)
-    try:
-        with shared.pools() as pool:
-            return _shared(pool, function, jobs, on_step, found)
-    finally:
-        _sharing.reset(before)
+    with _shared_by(None), shared.opened(len(jobs)) as pool:
+        return _shared(pool, function, jobs, on_step, found)
 
 
 def _shared(

@@ -33,7 +33,6 @@ SLACK = 0.12
 """Share of the time by prices of layers, or by formulas that are as far off as of another plan, by
 which a whole program may be faster; 0.1 was seen."""
 
-
 FURTHER = 0.06
 """The same share, once the ratio of one program to its prices by layers is known; within a network
 and a schedule, ratios of 0.97 to 1.03 times their mean were seen."""
