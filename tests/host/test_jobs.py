@@ -128,7 +128,12 @@ from fpgapipe.jobs import local_processes, results, sharing
 
 def job(number):
     print(os.getpid(), flush=True)
-    time.sleep(60)
+    try:
+        time.sleep(60)
+    except KeyboardInterrupt:
+        if "deaf" not in sys.argv or __name__ == "__main__":
+            raise
+        time.sleep(60)
 
 if __name__ == "__main__":
     with sharing(partial(local_processes, 2)):
@@ -136,12 +141,14 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
-def test_processes_end_with_the_one_that_started_them(tmp_path, number):
+@pytest.mark.parametrize(
+    ("number", "words"), [(signal.SIGINT, ()), (signal.SIGINT, ("deaf",)), (signal.SIGKILL, ())]
+)
+def test_processes_end_with_the_one_that_started_them(tmp_path, number, words):
     """At once, and without a word, though signals of a terminal reach all of them."""
     path = tmp_path / "long_jobs.py"
     path.write_text(LONG_JOBS)
-    command = [sys.executable, str(path)]
+    command = [sys.executable, str(path), *words]
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
     ) as process:
