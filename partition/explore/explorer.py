@@ -191,6 +191,8 @@ class KnownGraphs:
 def explore(
     request: Request,
     on_step: Callable[[int, int], object] = lambda done, total: None,
+    *,
+    by_models: bool = False,
 ) -> Exploration:
     """Find the fastest way to train a network on a cluster.
 
@@ -199,6 +201,9 @@ def explore(
     request : Request
     on_step : function
         Called with the number of steps done and their total.
+    by_models : bool
+        Whether cuts are the best ones by the models of schedules, which are found sooner than those
+        by simulation: for who cuts the network anew by other prices.
 
     Raises
     ------
@@ -206,7 +211,7 @@ def explore(
         If nothing fits. The message names the limit, by how much and where it is exceeded, and
         what would help.
     """
-    return with_enough_splits(request, lambda asked: _explore(asked, on_step))
+    return with_enough_splits(request, lambda asked: _explore(asked, on_step, by_models))
 
 
 def with_enough_splits(request: Request, find: Callable[[Request], Found]) -> Found:
@@ -220,7 +225,9 @@ def with_enough_splits(request: Request, find: Callable[[Request], Found]) -> Fo
         return find(more)
 
 
-def _explore(request: Request, on_step: Callable[[int, int], object]) -> Exploration:
+def _explore(
+    request: Request, on_step: Callable[[int, int], object], by_models: bool
+) -> Exploration:
     """The fastest way with any of the numbers of micro-batches that are to be tried."""
     jobs = []
     for count in splits_of(request):
@@ -236,7 +243,7 @@ def _explore(request: Request, on_step: Callable[[int, int], object]) -> Explora
             # The smallest micro-batches came nearest to fitting.
             raise max(errors, key=lambda each: each[0])[1]
         raise PlanError(refused[0] if refused else "nothing to try")
-    if request.objective is Objective.MINIBATCH and not request.merges:
+    if request.objective is Objective.MINIBATCH and not (request.merges or by_models):
         least_s = min(each.best.steady_s for each in found)
         near = [each.best.steady_s <= NEAR * least_s for each in found]
         asked = [

@@ -242,7 +242,7 @@ class _Search:
 
     def answer(self) -> dict[str, Any]:
         """Search, and say what was found as values of JSON."""
-        found = explore(self.request, self.on_step)
+        found = explore(self.request, self.on_step, by_models=True)
         looks = self._looks((*found.tried, *found.others))
         if possible := [look for look in looks if self._is_possible(look.estimate)]:
             self.can_build, looks = True, possible
@@ -250,6 +250,7 @@ class _Search:
             self._climb([look for look in looks if look.alike == alike])
         self._time_programs()
         if not self.tried:  # formulas have the last word
+            found = explore(self.request, self.on_step)
             best_of_kinds = [each for each in found.tried if self._is_possible(each)]
             self.tried = list(map(self._of, best_of_kinds or found.tried))
         best = min(self.tried, key=lambda each: (not each.is_exact, each.seconds))
