@@ -122,7 +122,7 @@ def test_jobs_of_a_process_that_died_are_done_here():
 
 
 LONG_JOBS = """
-import os, sys, time
+import os, signal, sys, time
 from functools import partial
 from fpgapipe.jobs import local_processes, results, sharing
 
@@ -136,6 +136,7 @@ def job(number):
         time.sleep(60)
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # shells ignore it in the background
     with sharing(partial(local_processes, 2)):
         results(job, [(number,) for number in range(6)])
 """
