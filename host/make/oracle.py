@@ -82,16 +82,19 @@ class Answers(Result):
         numbers: Sequence[int],
         answer: Callable[[str, int], Forecast],
         on_step: Callable[[int, int], object] = lambda done, total: None,
+        *,
+        are_long: bool = False,
     ) -> None:
         """Ask about all strategies on all numbers of devices.
 
-        The answers of `answer`, a function of a module or a partial of one, are `jobs`. Where the
-        user ends the search, the answers that are there stay.
+        The answers of `answer`, a function of a module or a partial of one, are `jobs`, which may
+        take long (`fpgapipe.jobs.results`). Where the user ends the search, the answers that are
+        there stay.
         """
         asked = [(answer, name, devices) for name in names for devices in numbers]
         answers: list[Forecast | str] = []
         try:
-            results(_found, asked, on_step, answers, are_long=True)
+            results(_found, asked, on_step, answers, are_long=are_long)
         except KeyboardInterrupt:
             if not any(isinstance(each, Forecast) for each in answers):
                 raise
@@ -261,7 +264,8 @@ def oracle(
         answers = Answers(title, samples is not None)
         with progress() as display:
             display.add_task("asking")
-            answers.ask(names, devices, partial(_of_machine, machine, samples), display.count)
+            answer = partial(_of_machine, machine, samples)
+            answers.ask(names, devices, answer, display.count, are_long=True)
     else:
         if array is not None:
             raise UserError("--array is for prices of the machine: take --model machine")
@@ -273,9 +277,9 @@ def oracle(
         what = f"{links.samples:,} samples" if per_epoch else "a mini-batch"
         title = f"{source.name if source else profile}, {what}, formulas of ParaDL"
         inside, micro = filter_devices or FILTER_DEVICES, micro_batches or 4
-        answer = partial(_by_formulas, rows, links, size, inside, micro, per_epoch)
+        by_formulas = partial(_by_formulas, rows, links, size, inside, micro, per_epoch)
         answers = Answers(title, per_epoch)
-        answers.ask(names, devices, answer)
+        answers.ask(names, devices, by_formulas)
     if not answers.found:
         raise UserError("\n".join(answers.reasons))
     return answers

@@ -14,6 +14,8 @@ from functools import partial
 import pytest
 from launchers import mpiexec
 
+import fpgapipe
+from fpgapipe import jobs as shared_jobs
 from fpgapipe.errors import FileError, ToolError, UserError
 from fpgapipe.host.make.networks import loader
 from fpgapipe.jobs import local_processes, other_processors, results, sharing
@@ -107,6 +109,15 @@ def test_a_number_of_processes_that_is_none_is_refused(monkeypatch, told):
     says = r"^FPGAPIPE_JOBS must be a number of processes from 1"
     with pytest.raises(UserError, match=says), other_processors():
         pass
+
+
+def test_formulas_start_no_processes(monkeypatch):
+    """They take milliseconds, and a process most of a second."""
+    monkeypatch.setenv("FPGAPIPE_JOBS", "2")
+    monkeypatch.setattr(shared_jobs, "local_processes", None)  # whoever calls it fails
+    with other_processors():
+        found = fpgapipe.oracle("lenet5", (2, 4), board="u280", model="paradl")
+    assert found.found
 
 
 def dies_elsewhere(number, own):
