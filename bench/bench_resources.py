@@ -46,6 +46,7 @@ from fpgapipe.hw.rtl.gemm.operand import OperandReader
 from fpgapipe.hw.rtl.gemm.result import ResultWriter
 from fpgapipe.hw.rtl.gemm.transposer import Transposer
 from fpgapipe.hw.rtl.lib.axi import ReadArbiter, WriteArbiter
+from fpgapipe.hw.rtl.lib.interleaver import ReadInterleaver, WriteInterleaver
 from fpgapipe.hw.rtl.link.link_clock import ClockMeter
 from fpgapipe.hw.rtl.link.on_chip import engine_class
 from fpgapipe.hw.rtl.vector.vector_engine import VectorEngine
@@ -75,6 +76,8 @@ for _links in (1, 2):
     CONFIGURATIONS[f"8x16, links {_links}"] = replace(
         CONFIGURATIONS["8x16"], links=(LinkEngineSpec(),) * _links
     )
+
+CONFIGURATIONS["8x16, two memory ports"] = replace(CONFIGURATIONS["8x16"], memory_ports=2)
 
 CONFIGURATIONS["small"] = CoreSpec(
     4,
@@ -317,12 +320,31 @@ def blocks(spec: CoreSpec) -> dict[str, Block]:
                 *("operand_reader", "gemm_datapath", "result_writer", "vector_engine"),
                 *("scratchpad", "load_engine", "store_engine", "sequencer", "registers"),
                 *("top.arbiter", "top.writes", "send_engine", "receive_engine"),
+                *("top.read_interleaver", "top.write_interleaver"),
                 *(f"link_engine{number}" for number in range(links)),
                 *(f"top.clock{number}" for number in range(links)),
             ),
         ),
     }
-    return found | vector_blocks(spec) | link_blocks(spec)
+    return found | vector_blocks(spec) | link_blocks(spec) | port_blocks(spec)
+
+
+def port_blocks(spec: CoreSpec) -> dict[str, Block]:
+    """Blocks that spread a core's bus over two memory ports."""
+    if spec.memory_ports == 1:
+        return {}
+    readers, writers = 2 + len(spec.links), 1 + len(spec.links)
+    return {
+        name: Block(
+            1,
+            f"{spec.bus_bytes}_{masters}",
+            partial(kind, spec.bus_bytes, max(1, (masters - 1).bit_length())),
+        )
+        for name, kind, masters in (
+            ("read interleaver", ReadInterleaver, readers),
+            ("write interleaver", WriteInterleaver, writers),
+        )
+    }
 
 
 def link_blocks(spec: CoreSpec) -> dict[str, Block]:

@@ -19,11 +19,15 @@ from fpgapipe.hw.rtl.dma.scratchpad import Scratchpad, ScratchpadPorts
 from fpgapipe.hw.rtl.dma.store import StoreEngine
 from fpgapipe.hw.rtl.gemm.gemm_engine import GemmEngine
 from fpgapipe.hw.rtl.lib.axi import ReadArbiter, WriteArbiter, connect_flat, flat_members
+from fpgapipe.hw.rtl.lib.interleaver import ReadInterleaver, WriteInterleaver
 from fpgapipe.hw.rtl.lib.modules import own_module
 from fpgapipe.hw.rtl.link.link_clock import ClockMeter
 from fpgapipe.hw.rtl.link.on_chip import engine_class
 from fpgapipe.hw.rtl.vector.vector_engine import VectorEngine
 from fpgapipe.hw.rtl.vector.vector_source import reads_parts
+
+_MASTERS = ("m_axi", "m_axi1")
+"""Names of the ports of the memory."""
 
 _FROM_REGISTERS = ("enable", "seed", "clear")
 _TO_REGISTERS = ("state", "session", "peer", "peer_delivered_known")
@@ -81,9 +85,11 @@ class Device(wiring.Component):
         The only clock, and its synchronous reset.
     s_axil_* :
         AXI4-Lite slave of the registers (docs/registers.md).
-    m_axi_* :
-        AXI4 master to the memory. Reads have ID 0 for the program, 1 for loads and ``2 + n`` for
-        SENDs of link `n`. Writes have ID 0 for stores and ``1 + n`` for RECEIVEs of link `n`.
+    m_axi_*, m_axi1_* :
+        AXI4 masters to the memory: one, or two among which addresses are shared
+        (:mod:`fpgapipe.hw.hls_models.spec.interleave`). With one, reads have ID 0 for the program,
+        1 for loads and ``2 + n`` for SENDs of link `n`, and writes ID 0 for stores and ``1 + n``
+        for RECEIVEs of link `n`. With two, all have ID 0.
     m_axis_link{n}_*, s_axis_link{n}_* :
         AXI4-Streams of link `n` to and from its PHY: tdata, tkeep, tlast, tvalid and tready. tready
         of the stream from the PHY is always 1. A reset of the core or the start of a program does
@@ -100,10 +106,17 @@ class Device(wiring.Component):
         self._registers = Registers(spec)
         self._arbiter = ReadArbiter(2 + len(spec.links), spec.bus_bytes)
         self._store = StoreEngine(spec)
-        write = self._store.axi
+        reads, writes = self._arbiter.o, self._store.axi
         if spec.links:
             self._writes = WriteArbiter(1 + len(spec.links), spec.bus_bytes)
-            write = self._writes.o
+            writes = self._writes.o
+        self._bus, self._masters = (reads, writes), [(reads, writes)]
+        if spec.memory_ports > 1:
+            self._interleavers = tuple(
+                kind(spec.bus_bytes, each.signature.id_bits)
+                for kind, each in zip((ReadInterleaver, WriteInterleaver), self._bus, strict=True)
+            )
+            self._masters = [*zip(*(each.o for each in self._interleavers), strict=True)]
         super().__init__(
             {
                 "clk": In(1),
@@ -113,8 +126,12 @@ class Device(wiring.Component):
                     for name, member in self._registers.signature.members.items()
                     if name.startswith("s_axil_")
                 },
-                **flat_members(self._arbiter.o.signature, "m_axi"),
-                **flat_members(write.signature, "m_axi"),
+                **{
+                    name: member
+                    for prefix, channels in zip(_MASTERS, self._masters, strict=False)
+                    for each in channels
+                    for name, member in flat_members(each.signature, prefix).items()
+                },
                 **{
                     name: member
                     for number, link in enumerate(spec.links)
@@ -281,13 +298,22 @@ class Device(wiring.Component):
         m.submodules.arbiter = in_device(arbiter)
         wiring.connect(m, sequencer.axi, arbiter.masters[0])
         wiring.connect(m, load.axi, arbiter.masters[1])
-        connect_flat(m, self, "m_axi", arbiter.o)
+        for prefix, (reads, _) in zip(_MASTERS, self._masters, strict=False):
+            connect_flat(m, self, prefix, reads)
         if spec.links:
             m.submodules.writes = in_device(self._writes)
             wiring.connect(m, store.axi, self._writes.masters[0])
-            connect_flat(m, self, "m_axi", self._writes.o)
-        else:
-            connect_flat(m, self, "m_axi", store.axi)
+        for prefix, (_, writes) in zip(_MASTERS, self._masters, strict=False):
+            connect_flat(m, self, prefix, writes)
+        if spec.memory_ports > 1:
+            for name, interleaver, channels in zip(
+                ("read_interleaver", "write_interleaver"),
+                self._interleavers,
+                self._bus,
+                strict=True,
+            ):
+                m.submodules[name] = in_device(interleaver)
+                wiring.connect(m, channels, interleaver.i)
         return m
 
     def _add_links(self, m, sequencer):

@@ -70,7 +70,8 @@ def _passes(costs: Sequence[LayerCost]) -> dict[TaskKind, float]:
 
 def _costs(pipeline: PipelineProgram, core: CoreSpec, memory: MemorySpec) -> list[LayerCost]:
     """Costs of all layers at a clock of 1 Hz, so that times in seconds are cycles."""
-    node = NodeSpec(core, 1.0, min(core.bus_bytes, memory.bytes_per_cycle), memory.latency_cycles)
+    rate = min(core.most_memory_bytes, memory.bytes_per_cycle)
+    node = NodeSpec(core, 1.0, rate, memory.latency_cycles)
     return layer_costs(pipeline.graph, node)
 
 

@@ -287,7 +287,15 @@ def run_cluster_in_cocotb(
     ------
     SimulationError, ToolError, UserError
         See `simulate_verilog`. SimulationError is also raised if the interrupts do not come.
+    NotImplementedError
+        If a device has two memory ports.
     """
+    for number, node in enumerate(job.nodes):
+        if "m_axi1_araddr" in node.verilog:
+            raise NotImplementedError(
+                f"device {number} has two memory ports, and a cluster in cocotb has one a device; "
+                "run_natively takes two"
+            )
     work = Path(work).absolute()
     work.mkdir(parents=True, exist_ok=True)
     path, result = work / "job.pickle", work / "result.pickle"

@@ -2,8 +2,8 @@
 //
 // This file is compiled together with the model (class Vtop) into one shared library, which
 // native.py builds and calls through ctypes. Any design with `clk` and `rst` will do; the groups of
-// ports s_axil_*, m_axi_*, m_axis_link{n}_* with s_axis_link{n}_*, and irq are used if the design
-// has them. All state is in the instance, so instances may run in different threads.
+// ports s_axil_*, m_axi_*, m_axi1_*, m_axis_link{n}_* with s_axis_link{n}_*, and irq are used if the
+// design has them. All state is in the instance, so instances may run in different threads.
 //
 // A cycle consists of two evaluations. The inputs that are driven here depend only on the state
 // here, so they are driven first, and the evaluation at the falling edge settles the combinational
@@ -98,6 +98,9 @@ class Device {
         if constexpr (HasMemory<V>::value) {
             memory_ = std::make_unique<Memory<V>>(*top_, config, status_);
         }
+        if constexpr (HasTwoPorts<V>::value) {
+            second_ = std::make_unique<SecondMemory<V>>(*top_, config, status_);
+        }
     }
 
     ~Device() {
@@ -112,7 +115,7 @@ class Device {
         links_->clear();
         channels_->clear();
         if constexpr (HasRegisters<V>::value) stop_asking();
-        if constexpr (HasMemory<V>::value) memory_->clear();
+        for_memories([](auto& memory) { memory.clear(); });
 #if VM_TRACE
         trace_.reset();  // its times cannot start again at 0
 #endif
@@ -203,11 +206,11 @@ class Device {
     }
 
     void inject(const Fault& fault) {
-        if constexpr (HasMemory<V>::value) memory_->inject(fault);
+        for_memories([&](auto& memory) { memory.inject(fault); });
     }
 
     void heal() {
-        if constexpr (HasMemory<V>::value) memory_->heal();
+        for_memories([](auto& memory) { memory.heal(); });
     }
 
     bool waves(const char* path, uint64_t begin, uint64_t end) {
@@ -235,6 +238,7 @@ class Device {
     Statistics statistics() {
         Statistics statistics{};
         if constexpr (HasMemory<V>::value) statistics = memory_->statistics();
+        if constexpr (HasTwoPorts<V>::value) statistics.add(second_->memory.statistics());
         statistics.cycle = status_.cycle;
         statistics.irq = irq();
         statistics.irq_cycle = irq_cycle_;
@@ -243,7 +247,9 @@ class Device {
 
     State state() const {
         State state{irq_cycle_, never, !status_.error.empty()};
-        if constexpr (HasMemory<V>::value) state.active_cycle = memory_->active_cycle();
+        for_memories([&](auto& memory) {
+            state.active_cycle = later(state.active_cycle, memory.active_cycle());
+        });
         return state;
     }
 
@@ -253,10 +259,17 @@ class Device {
     Channels<V>& channels() { return *channels_; }
 
   private:
+    // Do something with what is behind each memory port.
+    template <class F>
+    void for_memories([[maybe_unused]] F&& act) const {
+        if constexpr (HasMemory<V>::value) act(*memory_);
+        if constexpr (HasTwoPorts<V>::value) act(second_->memory);
+    }
+
     void archive_surroundings(Archive& archive) {
         archive(status_.cycle, status_.error, irq_cycle_, accessing_, answered_, aw_taken_,
                 w_taken_, ar_taken_, answer_, answer_code_);
-        if constexpr (HasMemory<V>::value) memory_->archive(archive);
+        for_memories([&](auto& memory) { memory.archive(archive); });
         links_->archive(archive);
         channels_->archive(archive);
     }
@@ -285,11 +298,11 @@ class Device {
     }
 
     void step() {
-        if constexpr (HasMemory<V>::value) memory_->offer();
+        for_memories([](auto& memory) { memory.offer(); });
         if constexpr (has_links<V>) links_->offer();
         if constexpr (HasChannels<V>::value) channels_->offer();
         edges([this] {
-            if constexpr (HasMemory<V>::value) memory_->take();
+            for_memories([](auto& memory) { memory.take(); });
             if constexpr (has_links<V>) links_->take();
             if constexpr (HasChannels<V>::value) channels_->take();
             if constexpr (HasRegisters<V>::value) {
@@ -372,6 +385,7 @@ class Device {
     std::unique_ptr<V> top_;
     Status status_;
     std::unique_ptr<Memory<V>> memory_;
+    std::unique_ptr<SecondMemory<V>> second_;
     std::unique_ptr<Links<V>> links_;
     std::unique_ptr<Channels<V>> channels_;
     std::vector<fpgapipe::Substitute*> blocks_;  // those in C++, which the design owns
@@ -421,13 +435,14 @@ double bare(uint64_t cycles) {
 
 using Handle = Device<Vtop>;
 
-// What the design has. Bit 0: a memory bus, bit 1: registers, bit 2: irq, bit 3: waves. From bit 8
-// on: bytes per beat of the memory bus.
+// What the design has. Bit 0: a memory bus, bit 1: registers, bit 2: irq, bit 3: waves, bit 4: two
+// memory ports. From bit 8 on: bytes per beat of the memory bus.
 EXPORT uint32_t fpgapipe_features() {
     uint32_t features = bus_bytes<Vtop>() << 8;
     features |= HasMemory<Vtop>::value << 0;
     features |= HasRegisters<Vtop>::value << 1;
     features |= HasIrq<Vtop>::value << 2;
+    features |= HasTwoPorts<Vtop>::value << 4;
 #if VM_TRACE
     features |= 1 << 3;
 #endif

@@ -10,7 +10,8 @@ are recognized by their names:
 ``s_axil_*``
     AXI4-Lite slave of 32 bits, which gives access to the registers.
 ``m_axi_*``
-    AXI4 master of 32 to 512 bits, which is connected to the simulated memory.
+    AXI4 master of 32 to 512 bits, which is connected to the simulated memory. A design may have a
+    second one, ``m_axi1_*``, to the same memory.
 ``m_axis_link{n}_*``, ``s_axis_link{n}_*``
     Link port `n`, 0..3: one AXI4-Stream per direction, with tdata of 32 to 512 bits, tkeep, tlast,
     tvalid and tready. A wire (`fpgapipe.sim_tb.native.phy`) may be attached to it. Without a wire,
@@ -91,7 +92,7 @@ class NativeDevice(Closing):
         Size of the memory, bytes, a multiple of 4096. Pages that are never accessed use no memory
         of the host, so many gigabytes cost nothing. Accesses beyond the end get DECERR.
     bytes_per_cycle : int or Fraction
-        Bandwidth of reads and writes together, bytes per cycle.
+        Bandwidth of reads and writes together, bytes per cycle; of two ports, each has half of it.
     latency_cycles, write_latency_cycles : int
         Read and write latency, cycles, at least 1. The write latency defaults to the read latency.
     outstanding : int
@@ -163,11 +164,12 @@ class NativeDevice(Closing):
         }
         self._has_irq = bool(features & 4)
         self._has_waves = bool(features & 8)
+        num_ports = 2 if features & 16 else 1
         config = Config(
             self.memory.ctypes.data,
             memory_bytes,
             rate.numerator,
-            rate.denominator,
+            rate.denominator * num_ports,
             latency_cycles,
             write_latency_cycles,
             outstanding,

@@ -29,7 +29,7 @@ enum Response : uint8_t { OKAY = 0, SLVERR = 2, DECERR = 3 };
 struct Config {
     uint8_t* memory;
     uint64_t memory_bytes;
-    uint64_t rate_numerator;  // bytes per cycle, of reads and writes together
+    uint64_t rate_numerator;  // bytes per cycle of a port, of reads and writes together
     uint64_t rate_denominator;
     uint64_t read_latency;
     uint64_t write_latency;
@@ -54,7 +54,27 @@ struct Statistics {
     uint64_t reads_in_flight, writes_in_flight;
     uint64_t irq;
     uint64_t irq_cycle;  // first cycle since which irq is high
+
+    // Count what happened at another port of the same memory.
+    void add(const Statistics& other);
 };
+
+// The later one of two cycles, either of which may be `never`.
+uint64_t later(uint64_t one, uint64_t other) {
+    return one == never || other == never ? std::min(one, other) : std::max(one, other);
+}
+
+void Statistics::add(const Statistics& other) {
+    read_bursts += other.read_bursts, write_bursts += other.write_bursts;
+    read_beats += other.read_beats, write_beats += other.write_beats;
+    first_read_cycle = std::min(first_read_cycle, other.first_read_cycle);
+    last_read_cycle = later(last_read_cycle, other.last_read_cycle);
+    first_write_cycle = std::min(first_write_cycle, other.first_write_cycle);
+    last_write_cycle = later(last_write_cycle, other.last_write_cycle);
+    read_wait_cycles += other.read_wait_cycles, write_wait_cycles += other.write_wait_cycles;
+    active_cycle = later(active_cycle, other.active_cycle);
+    reads_in_flight += other.reads_in_flight, writes_in_flight += other.writes_in_flight;
+}
 
 // Number of cycles since the last reset, and the first error.
 struct Status {
@@ -75,6 +95,28 @@ template <class V, class = void>
 struct HasIds : std::false_type {};
 template <class V>
 struct HasIds<V, std::void_t<decltype(std::declval<V&>().m_axi_arid)>> : std::true_type {};
+
+template <class V, class = void>
+struct HasTwoPorts : std::false_type {};
+template <class V>
+struct HasTwoPorts<V, std::void_t<decltype(std::declval<V&>().m_axi1_araddr)>> : std::true_type {};
+
+// The second memory port of a design, with the names of the first one's signals.
+template <class V>
+struct SecondPort {
+#define SIGNALS(DO)                                                                           \
+    DO(arvalid) DO(arready) DO(arid) DO(araddr) DO(arlen) DO(arsize) DO(arburst)              \
+    DO(rvalid) DO(rready) DO(rid) DO(rdata) DO(rresp) DO(rlast)                               \
+    DO(awvalid) DO(awready) DO(awid) DO(awaddr) DO(awlen) DO(awsize) DO(awburst)              \
+    DO(wvalid) DO(wready) DO(wdata) DO(wstrb) DO(wlast) DO(bvalid) DO(bready) DO(bid)
+#define DECLARE(name) decltype((std::declval<V&>().m_axi1_##name)) m_axi_##name;
+#define BIND(name) m_axi_##name(top.m_axi1_##name),
+    SIGNALS(DECLARE) DECLARE(bresp)
+    explicit SecondPort(V& top) : SIGNALS(BIND) m_axi_bresp(top.m_axi1_bresp) {}
+#undef BIND
+#undef DECLARE
+#undef SIGNALS
+};
 
 // Bytes per beat. A port is a uint32_t, uint64_t or VlWide<N>, whose bytes are in the bus's order.
 template <class V>
@@ -465,6 +507,22 @@ class Memory {
     bool waiting_last_ = false;
     uint64_t waiting_strobes_ = 0;
     uint8_t waiting_data_[bus_bytes<V>()];
+};
+
+// The memory behind a design's second port, if it has one.
+template <class V, bool has = HasTwoPorts<V>::value>
+struct SecondMemory {};
+template <class V>
+struct SecondMemory<V, true> {
+    SecondMemory(V& top, Config config, Status& status) : port(top), memory(port, other(config), status) {}
+    SecondPort<V> port;
+    Memory<SecondPort<V>> memory;
+
+  private:
+    static Config other(Config config) {
+        config.seed = ~config.seed;
+        return config;
+    }
 };
 
 }  // namespace

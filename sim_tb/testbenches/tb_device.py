@@ -11,7 +11,7 @@ without a reset; ``images.npz`` has their arrays. A case has these fields:
     the program, each byte must be as expected; where the mask is 0, it may also be unchanged.
 ``base``, ``limit``, ``entry``
     Values of the registers MEMORY_BASE, MEMORY_LIMIT and PROGRAM. Reads with ID 0 must be at
-    addresses in ``entry..limit - 1``, and those with ID 1 must not.
+    addresses in ``entry..limit - 1``, and those with ID 1 must not, if there is one memory port.
 ``bad``
     Triples of the first byte, the byte after the last, and the response to accesses to this range.
 ``ends``
@@ -41,6 +41,7 @@ from cocotb.triggers import ClockCycles, RisingEdge
 
 from fpgapipe.hw.hls_models.model.registers import RegisterMap
 from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec, ScratchpadSpec, VectorSpec
+from fpgapipe.hw.hls_models.spec.interleave import port_of
 from fpgapipe.sim_tb.drivers.axi_memory import AxiMemory
 from fpgapipe.sim_tb.drivers.registers import Host
 from fpgapipe.sim_tb.drivers.stream import cycle, parameters, start
@@ -69,21 +70,24 @@ async def runs_programs(dut: Any) -> None:
     cases = json.loads((folder / "cases.json").read_text())
 
     host = Host(dut, RegisterMap(spec), rng=rng)
-    memory = AxiMemory(dut, "m_axi", np.zeros(4096, np.uint8), rng=rng)
+    memories = [
+        AxiMemory(dut, prefix, np.zeros(4096, np.uint8), rng=rng)
+        for prefix in ("m_axi", "m_axi1")[: spec.memory_ports]
+    ]
     await start(dut)
     await RisingEdge(dut.clk)
     assert await host.status() == {"idle"}
     for case in cases:
         if names is None or case["name"] in names:
             first = cycle()
-            await _run(dut, host, memory, case, arrays, rng)
+            await _run(dut, host, memories, case, arrays, rng)
             cocotb.log.info("%s: %d cycles", case["name"], cycle() - first)
 
 
 async def _run(
     dut: Any,
     host: Host,
-    memory: AxiMemory,
+    memories: list[AxiMemory],
     case: dict[str, Any],
     arrays: dict[str, Any],
     rng: random.Random,
@@ -91,10 +95,11 @@ async def _run(
     """Run a case and check all its results."""
     name, ends = case["name"], case["ends"]
     before, expected = arrays[case["image"]], arrays[case["expected"]]
-    memory.data = before.copy()
-    memory.latency = tuple(case["latency"])
-    memory.bad = [(range(first, end), response) for first, end, response in case["bad"]]
-    memory.reads.clear()
+    data = before.copy()
+    for memory in memories:
+        memory.data, memory.latency = data, tuple(case["latency"])
+        memory.bad = [(range(first, end), response) for first, end, response in case["bad"]]
+        memory.reads.clear()
     for register, value in (
         ("PROGRAM", case["entry"]),
         ("MEMORY_BASE", case["base"]),
@@ -127,7 +132,7 @@ async def _run(
         while not host.irq.rises:
             await RisingEdge(dut.clk)
             assert cycle() < started + MOST_CYCLES, f"{name}: does not end"
-    assert memory.idle, f"{name}: ended with bursts under way"
+    assert all(memory.idle for memory in memories), f"{name}: ended with bursts under way"
 
     status = await host.status()
     wanted = {"idle"} | {ends} - {"aborted"} | ({"nan"} if case["nan"] else set())
@@ -146,14 +151,18 @@ async def _run(
         assert value <= counters["CYCLES"] or not at_once, f"{name}: {counter} {value}"
 
     program = range(case["entry"], case["limit"])
-    for request in memory.reads:
-        is_program = request.address in program
-        assert is_program == (request.id == 0), f"{name}: ID {request.id} read {request.address:#x}"
+    for number, memory in enumerate(memories):
+        for request in memory.reads:
+            if len(memories) > 1:
+                right = (port_of(request.address), request.id) == (number, 0)
+            else:
+                right = (request.address in program) == (request.id == 0)
+            assert right, f"{name}: port {number}, ID {request.id} read {request.address:#x}"
     exact = arrays[case["exact"]].astype(bool)
-    wrong = (memory.data != expected) & (exact | (memory.data != before))
+    wrong = (data != expected) & (exact | (data != before))
     at = np.flatnonzero(wrong)
     assert not at.size, (
-        f"{name}: {at.size} bytes are wrong, the first at {at[0]:#x}: {memory.data[at[0]]:#04x} "
+        f"{name}: {at.size} bytes are wrong, the first at {at[0]:#x}: {data[at[0]]:#04x} "
         f"for {expected[at[0]]:#04x}, before {before[at[0]]:#04x}"
     )
     # If its event is disabled or cleared, the interrupt falls and does not rise again.

@@ -7,6 +7,7 @@ inputs counts as reaching each of their outputs, which is more than is so, and s
 import json
 import subprocess
 from collections import defaultdict
+from dataclasses import replace
 
 import pytest
 from amaranth.back import rtlil
@@ -154,5 +155,6 @@ def test_finds_a_path(tmp_path):
     assert paths_of(Leaky(), tmp_path) == {("i_valid", "i_ready")}
 
 
-def test_device_has_no_paths(tmp_path):
-    assert paths_of(Device(SPEC), tmp_path) == set()
+@pytest.mark.parametrize("memory_ports", [1, 2])
+def test_device_has_no_paths(memory_ports, tmp_path):
+    assert paths_of(Device(replace(SPEC, memory_ports=memory_ports)), tmp_path) == set()

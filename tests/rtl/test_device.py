@@ -45,6 +45,7 @@ TWO = CoreSpec(
     vector=VectorSpec(4, 2),
 )  # fmt: skip
 NARROW = CoreSpec(4, 4, acc_depth=64, scratchpad=ScratchpadSpec(2, 1 << 12), bus_bytes=16)
+TWO_PORTS = dataclasses.replace(NARROW, memory_ports=2)
 PAGE = 4096
 
 # Yosys writes muxes of several one-hot cases as "casez" with the mark that they never overlap.
@@ -306,12 +307,12 @@ def cases_of_two():
 
 
 @cache
-def cases_of_narrow():
+def cases_of_narrow(spec=NARROW):
     """All that is tried on a device of one engine and a narrow bus."""
-    cases = Cases(NARROW)
-    small = layer(NARROW, "forward", 0, conv=SMALL, cut=Tiling(32, 1, 32), formats=NARROW_FORMATS)
+    cases = Cases(spec)
+    small = layer(spec, "forward", 0, conv=SMALL, cut=Tiling(32, 1, 32), formats=NARROW_FORMATS)
     cases.good("small", small)
-    layers = {which: layer(NARROW, which, 3) for which in PASSES}
+    layers = {which: layer(spec, which, 3) for which in PASSES}
     for which, program in layers.items():
         cases.good(which, program)
     cases.good("nan", with_nans(small))
@@ -409,12 +410,13 @@ SHORT = {
 
 
 @pytest.mark.parametrize("kind", SHORT)
-def test_small_device_as_it_is_built(kind, tmp_path):
+@pytest.mark.parametrize("spec", [NARROW, TWO_PORTS], ids=["one port", "two ports"])
+def test_small_device_as_it_is_built(spec, kind, tmp_path):
     """On the Verilog that a build has, as it is written there; one simulator for all kinds."""
-    cases = cases_of_narrow()
+    cases = cases_of_narrow(spec)
     assert set(SHORT[kind]) <= {case["name"] for case in cases.cases}
     simulate_verilog(
-        device_verilog(NARROW), "tb_device", tmp_path, seed=3,
+        device_verilog(spec), "tb_device", tmp_path, seed=3,
         parameters=cases.write(tmp_path / "cases") | {"cases": SHORT[kind]},
         flags=(*FLAGS, "-CFLAGS", "-O1"),  # a short simulation: compiling takes longer
     )  # fmt: skip

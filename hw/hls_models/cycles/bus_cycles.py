@@ -21,6 +21,7 @@ from fpgapipe.hw.hls_models.cycles.event_queue import EPSILON, larger, smaller
 from fpgapipe.hw.hls_models.isa.instructions import WORD_BYTES
 from fpgapipe.hw.hls_models.model.link_dma import send_words
 from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec
+from fpgapipe.hw.hls_models.spec.interleave import BLOCK_BYTES
 from fpgapipe.two_speeds import compilable
 
 LOAD_HOLD_CYCLES = 2
@@ -53,6 +54,7 @@ def channels_of_bus(
     array of CHANNEL
         Reads, writes and, for each link, the packets that it sends and those that it receives.
     """
+    port = rate / core.memory_ports
     rate = min(core.bus_bytes / WORD_BYTES, rate)
     # Loads and stores are no faster than their ports of the scratchpad.
     own = min(rate, core.scratchpad.port_bytes / WORD_BYTES)
@@ -68,6 +70,7 @@ def channels_of_bus(
     reads["hold"] = latency_cycles + LOAD_HOLD_CYCLES
     writes["hold"] = latency_cycles + STORE_HOLD_CYCLES
     reads["fastest"] = writes["fastest"] = [own, *links]
+    table["in_block"] = np.minimum(table["fastest"], port)
     reads["most_words"] = [words, *[min(words, send_words(core))] * len(links)]
     writes["most_words"] = burst
     return table
@@ -237,6 +240,8 @@ def _wants(s: State, channel: int, now: float) -> float:
         if flow.follower >= 0:
             follower = s.flows[flow.follower]
             follower.begins = larger(follower.begins, now + flow.hold)
+    if flow.asked <= BLOCK_BYTES // WORD_BYTES:
+        return smaller(ch.fastest, ch.in_block)
     fastest: float = ch.fastest
     return fastest
 

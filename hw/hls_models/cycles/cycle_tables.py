@@ -87,7 +87,7 @@ ENGINE = _record(
 CHANNEL = _record(
     *("head", "tail", "outstanding", "most_words", "opener", "opener_left", "places"),
     *("waiting", "ended", "ended_program", "grows"),
-    floats=("hold", "fastest", "rate", "free", "emptied", "want", "share"),
+    floats=("hold", "fastest", "in_block", "rate", "free", "emptied", "want", "share"),
 )
 """One direction of the bus: words move in the order in which they were requested.
 
@@ -96,8 +96,9 @@ CHANNEL = _record(
 * At most `outstanding` bursts are under way, each for `hold` cycles in addition to its data.
   `opener` is the flow whose first burst took the first place, `opener_left` says whether it has
   left the list, and `places` is the number of places that are left.
-* `fastest` is the largest number of words per cycle, `most_words` that of words that may be
-  requested at a time, and `free` the earliest begin of the next burst.
+* `fastest` is the largest number of words per cycle, and `in_block` that of words which one of two
+  memory ports has; `most_words` is the largest number of words that may be requested at a time, and
+  `free` the earliest begin of the next burst.
 * `ended` is the instruction whose words have just ended, or -1, and `ended_program` says whether
   they were words of the program.
 * `want`, `share` and `grows` are used while the rates are set.

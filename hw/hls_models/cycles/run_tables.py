@@ -287,14 +287,15 @@ class Tables:
         first, core = int(self.firsts[device]), run.core
         spec = SequencerSpec.of(core)
         rate = run.bytes_per_cycle / WORD_BYTES
-        channels = channels_of_bus(core, rate, run.latency_cycles, run.link_bytes_per_cycle)
+        latency = run.latency_cycles + core.port_cycles
+        channels = channels_of_bus(core, rate, latency, run.link_bytes_per_cycle)
         engines = _engines_of(run)
         first_channel = sum(map(len, self._channels))
         first_engine = sum(map(len, self._engines))
         own = self.devices[device : device + 1]
         for name, value in {
             "begins": run.begins,
-            "latency": run.latency_cycles,
+            "latency": latency,
             "rate": rate,
             "width": core.bus_bytes / WORD_BYTES,
             "longest": core.burst_beats * core.bus_bytes / WORD_BYTES,

@@ -214,6 +214,15 @@ COEFFICIENTS = {
             _COUNTED + "of two readers",
         ),
         Coefficient(
+            "memory ports", "core with two", 244, 150, 0, 0, "counted",
+            _COUNTED + "order of bursts and of writes; a bus of 16, 32 and 64 bytes",
+        ),
+        Coefficient(
+            "memory ports byte", "byte of width", 27.4, 34, 0, 0, "counted",
+            _COUNTED + "32 words that wait at each port in each direction, in LUTs (1,312 of 1,997 "
+            "LUT with a bus of 64 bytes); words of one port or the other",
+        ),
+        Coefficient(
             "bus byte", "byte of width", 2, 9, 0, 0, "counted",
             _COUNTED + "the stores' beat and its strobes",
         ),
@@ -503,12 +512,15 @@ def scratchpad_memory(banks: int, bank_bytes: int, port_bytes: int = WORD_BYTES)
     return Resources(bram36=_half_blocks(depth, bits, 32) / 2) * (2 * banks)
 
 
-def transfers(bus_bytes: int) -> Resources:
-    """Resources of loads, of stores, and of the arbiter in front of the bus."""
+def transfers(bus_bytes: int, memory_ports: int = 1) -> Resources:
+    """Resources of loads, of stores, of the arbiter in front of the bus, and of two ports."""
     found = COEFFICIENTS["load"].resources + COEFFICIENTS["store"].resources
     bus = COEFFICIENTS["bus byte"].resources * bus_bytes
     # The beats of a word are kept until the last one has arrived.
     waiting = Resources(ff=8 * (WORD_BYTES - bus_bytes))
+    if memory_ports > 1:
+        found += COEFFICIENTS["memory ports"].resources
+        found += COEFFICIENTS["memory ports byte"].resources * bus_bytes
     return found + COEFFICIENTS["arbiter"].resources + bus + waiting
 
 

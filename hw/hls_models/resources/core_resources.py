@@ -122,7 +122,7 @@ def fixed_blocks(placed: CoreOnPart) -> dict[str, Resources]:
             pad.banks, pad.bank_bytes, num_ports, pad.port_bytes
         )
         + (_scratchpad_memory(pad) if _pad_in_luts(pad) else Resources()),
-        "transfers": core_counts.transfers(core.bus_bytes),
+        "transfers": core_counts.transfers(core.bus_bytes, core.memory_ports),
         "control": control_counts.control(SequencerSpec.of(core), counters=core.counters),
     }
     if core.links:

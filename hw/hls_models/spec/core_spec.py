@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from fpgapipe.hw.hls_models.isa.instructions import MAX_LINKS, WORD_BYTES
+from fpgapipe.hw.hls_models.spec.interleave import BLOCK_BYTES, MEMORY_PORTS, WORD_CYCLES
 from fpgapipe.hw.hls_models.spec.on_chip import LinkEndSpec
 from fpgapipe.hw.hls_models.spec.systolic import Form, SystolicSpec
 
@@ -139,6 +140,9 @@ class CoreSpec:
         errors of links.
     form : Form
         How the cells of the array are made. Cells are packed on parts with DSP48E2 only.
+    memory_ports : int
+        Ports of the memory, 1 or 2: AXI4 masters between which addresses alternate
+        (:mod:`fpgapipe.hw.hls_models.spec.interleave`).
 
     Raises
     ------
@@ -158,6 +162,7 @@ class CoreSpec:
     links: tuple[LinkEndSpec, ...] = ()
     counters: bool = True
     form: Form = Form.PLAIN
+    memory_ports: int = 1
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "links", tuple(self.links))
@@ -178,6 +183,13 @@ class CoreSpec:
         for name, most in (("burst_beats", 256), ("outstanding", 64)):
             if not 1 <= getattr(self, name) <= most:
                 raise ValueError(f"core {name} must be in 1..{most}, not {getattr(self, name)!r}")
+        if self.memory_ports not in MEMORY_PORTS:
+            raise ValueError(f"core memory_ports must be 1 or 2, not {self.memory_ports!r}")
+        if self.memory_ports > 1 and self.burst_beats * self.bus_bytes > BLOCK_BYTES:
+            raise ValueError(
+                f"bursts of a core with two memory ports must be at most {BLOCK_BYTES:,} bytes, "
+                f"not {self.burst_beats * self.bus_bytes:,}"
+            )
         least = 4 * self.vector.lanes if self.vector else 0
         if self.scratchpad.port_bytes < least:
             raise ValueError(
@@ -209,6 +221,19 @@ class CoreSpec:
         return self.vector.lanes if self.vector else 0
 
     @property
+    def most_memory_bytes(self) -> int:
+        """Bytes of memory that the bus moves in a cycle at most, both directions together.
+
+        A port by itself is taken to move no more than its width.
+        """
+        return self.bus_bytes * self.memory_ports
+
+    @property
+    def port_cycles(self) -> int:
+        """Cycles that words take between the bus and the ports of the memory."""
+        return WORD_CYCLES if self.memory_ports > 1 else 0
+
+    @property
     def link_port_bytes(self) -> int:
         """Bytes of a word that enter or leave a link in a cycle."""
         return self.links[0].port_bytes if self.links else WORD_BYTES
@@ -217,9 +242,9 @@ class CoreSpec:
     def digest(self) -> str:
         """First eight hexadecimal digits of the SHA-256 of all parameters.
 
-        Options of small cores, and the form of cells, count only if they differ from their
-        defaults, so that other cores have the digests that they had before there were such
-        options.
+        Options of small cores, the form of cells, and the number of memory ports count only if they
+        differ from their defaults, so that other cores have the digests that they had before there
+        were such options.
         """
         text = json.dumps(_without_defaults(asdict(self)), sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:8]
@@ -230,8 +255,9 @@ _OPTIONS: dict[str, Any] = {
     "random": True,
     "counters": True,
     "form": Form.PLAIN,
+    "memory_ports": 1,
 }
-"""Default values of the options of small cores and of the form of cells."""
+"""Default values of the parameters that digests leave out."""
 
 
 def _without_defaults(values: dict[str, Any]) -> dict[str, Any]:
