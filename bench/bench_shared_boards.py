@@ -1,10 +1,12 @@
 """The speed of a whole board: the plan on the best number of nodes against the plan of one core.
 
-For each network and board, plans one core of the board with a batch of 32, one node of the shared
-board with the same batch, and the shared board with 32 samples for each die, and prints one JSON
-object: samples a second by whole programs or by formulas, the nodes and cores that were taken, what
-binds, and the seconds of processor time that planning took. A network whose batch is too large for
-the memories is tried with half of it until it fits. Progress goes to standard error.
+For each network and board, plans one core of the board with a batch of 32, the shared board with 32
+samples for each die, and one of the nodes that it is shared among, alone, with its part of these
+samples. Prints one JSON object: samples a second by whole programs or by formulas, the nodes, their
+cores and memory ports, the other ways to share the board, and the seconds of processor time that
+planning took. With ``--chain`` it also plans ResNet-50 on as many boards and on one, with 64
+samples for each board. A network whose batch is too large for the memories is tried with half of it
+until it fits. Progress goes to standard error.
 """
 
 import argparse
@@ -13,6 +15,8 @@ import json
 import sys
 import time
 from typing import Any
+
+from figure import commit
 
 import fpgapipe
 from fpgapipe.boards.cluster import Cluster
@@ -27,6 +31,10 @@ CASES = (
     ("gnmt8", "u280"),
 )
 BATCH = 32
+"""Samples of a mini-batch for each node."""
+
+CHAIN_BATCH = 64
+"""Samples of a mini-batch for each board of a chain."""
 
 
 def alone(cluster: Cluster) -> Cluster:
@@ -56,6 +64,8 @@ def fitting(what: str, batch: int, plan: Any) -> dict[str, Any]:
         "schedule": plan.schedule,
         "micro_batches": plan.num_microbatches,
         "cores": [f"{node.core.rows}x{node.core.cols}" for node in plan.nodes],
+        "lanes": [node.core.vector_lanes for node in plan.nodes],
+        "memory_ports": [node.core.memory_ports for node in plan.nodes],
         "can_be_built": found.built["possible"],
         "reason": found.built["reason"],
         "bubble": plan.predicted.bubble_rate,
@@ -67,15 +77,14 @@ def fitting(what: str, batch: int, plan: Any) -> dict[str, Any]:
     return record
 
 
-def case(network: str, name: str, strategy: str) -> dict[str, Any]:
+def case(network: str, name: str, options: dict[str, Any]) -> dict[str, Any]:
     """One network on one board, whole and shared."""
     board = load_board(name)
     dies = len(board.fabric.dies)
     whole = fpgapipe.chain_of(board, 1)
-    of_node = alone(fpgapipe.chain_of(board, 1, dies))
 
     def shared(batch: int) -> Any:
-        return fpgapipe.plan_board(network, board, batch=batch, strategy=strategy)
+        return fpgapipe.plan_board(network, board, batch=batch, **options)
 
     found = {
         "one_core": fitting(
@@ -83,16 +92,44 @@ def case(network: str, name: str, strategy: str) -> dict[str, Any]:
             BATCH,
             lambda batch: fpgapipe.plan(network, whole, batch=batch),
         ),
-        "one_node": fitting(
-            f"{network} {name} one node",
-            BATCH,
-            lambda batch: fpgapipe.plan(network, of_node, batch=batch),
-        ),
         "shared": fitting(f"{network} {name} shared", BATCH * dies, shared),
     }
+    if nodes := len(found["shared"].get("cores", ())):
+        of_node = alone(fpgapipe.chain_of(board, 1, nodes)) if nodes > 1 else whole
+        found["one_node"] = fitting(
+            f"{network} {name} one node",
+            found["shared"]["batch"] // nodes,
+            lambda batch: fpgapipe.plan(network, of_node, batch=batch),
+        )
     rates = {key: each.get("samples_per_s", 0.0) for key, each in found.items()}
-    ratio = rates["shared"] / rates["one_core"] if rates["one_core"] else None
-    return {"network": network, "board": name, **found, "shared_to_one_core": ratio}
+    return {
+        "network": network,
+        "board": name,
+        **found,
+        "shared_to_one_core": _ratio(rates["shared"], rates["one_core"]),
+        "shared_to_its_nodes": _ratio(rates["shared"], nodes * rates.get("one_node", 0.0)),
+    }
+
+
+def chain(network: str, name: str, count: int, options: dict[str, Any]) -> dict[str, Any]:
+    """One network on a chain of shared boards, and on one of them with its part of the samples."""
+    board = load_board(name)
+    found = {
+        str(boards): fitting(
+            f"{network} {boards} {name}",
+            CHAIN_BATCH * boards,
+            lambda batch, boards=boards: fpgapipe.plan_board(
+                network, board, boards, batch=batch, **options
+            ),
+        )
+        for boards in (1, count)
+    }
+    rates = [each.get("samples_per_s", 0.0) for each in found.values()]
+    return {"network": network, "board": name, "boards": found, "ratio": _ratio(*reversed(rates))}
+
+
+def _ratio(one: float, other: float) -> float | None:
+    return one / other if other else None
 
 
 def main() -> None:
@@ -100,14 +137,21 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--networks", nargs="+", default=[network for network, _ in CASES])
     parser.add_argument("--boards", nargs="+", default=["u280", "u55c"])
-    parser.add_argument("--strategy", default="pipeline")
+    parser.add_argument("--strategy")
+    parser.add_argument("--nodes", type=int, help="nodes of a board, searched by default")
+    parser.add_argument("--cells", default="plain", choices=("plain", "packed"))
+    parser.add_argument("--chain", type=int, help="boards of a chain for ResNet-50")
     given = parser.parse_args()
+    options = {"strategy": given.strategy, "nodes": given.nodes, "cells": given.cells}
     cases = [
-        case(network, board, given.strategy)
+        case(network, board, options)
         for network, board in CASES
         if network in given.networks and board in given.boards
     ]
-    print(json.dumps({"cases": cases}, indent=1))
+    result: dict[str, Any] = {"commit": commit(), "cases": cases}
+    if given.chain:
+        result["chain"] = chain("resnet50", "u280", given.chain, options)
+    print(json.dumps(result, indent=1))
 
 
 if __name__ == "__main__":

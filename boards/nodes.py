@@ -1,7 +1,8 @@
 """The nodes of a board: the cores among which its dies, memory channels and link ports are shared.
 
 A board has one node, which spans its dies, or several, each within a die. A node has neighbouring
-channels of memory to itself, and drives one port of them. The nodes of a board are joined in a
+channels of memory to itself. It drives two ports of them, each with half of the channels behind it,
+or one if there are not enough channels, or too many wires. The nodes of a board are joined in a
 chain by on-chip links. A link port lies at a die; the node that has it may lie on another one, and
 its packets pass through registers at each boundary of dies.
 """
@@ -186,6 +187,8 @@ def nodes_of(
     most = min(memory.count, MOST_NODES)
     if not 1 <= count <= most:
         raise UserError(f"{board.name} can have 1..{most} nodes (memory ports), not {count}")
+    each = memory.count // count
+    each -= each % SWITCH_PORTS if each > SWITCH_PORTS else 0
     homes = {}
     for port in filter(None, (enters, leaves)):
         home = _home(board, port)
@@ -196,20 +199,23 @@ def nodes_of(
             )
         homes[port] = home
     names = [die.name for die in board.fabric.dies]
-    order, boundary_wires = _order(
-        board,
-        count,
-        names.index(packaging.vitis.memory_die),
-        *(names.index(homes[port]) if port else None for port in (enters, leaves)),
-    )
-    widest = max(boundary_wires, default=0)
-    if widest > MOST_BOUNDARY_WIRES:
+    wished = 2 if each > 1 and not each & (each - 1) else 1
+    for memory_ports in range(wished, 0, -1):
+        order, boundary_wires = _order(
+            board,
+            count,
+            memory_ports,
+            names.index(packaging.vitis.memory_die),
+            *(names.index(homes[port]) if port else None for port in (enters, leaves)),
+        )
+        widest = max(boundary_wires, default=0)
+        if widest <= MOST_BOUNDARY_WIRES:
+            break
+    else:
         raise UserError(
             f"{whole} is not possible: {widest:,} wires would cross the boundary of two dies, "
             f"{MOST_BOUNDARY_WIRES:,} may; take fewer nodes"
         )
-    each = memory.count // count
-    each -= each % SWITCH_PORTS if each > SWITCH_PORTS else 0
     shares = Counter(order)
     spec = board.device_spec()
     registers = [sum(pair) for pair in pairwise((0, *boundary_wires, 0))]
@@ -224,7 +230,14 @@ def nodes_of(
         own = dataclasses.replace(
             spec,
             dies=(_part(spec.dies[die], shares[die], registers[die]),),
-            memories=(dataclasses.replace(reached, size_bytes=each * memory.size_bytes),),
+            memories=(
+                dataclasses.replace(
+                    reached,
+                    count=memory_ports,
+                    size_bytes=each // memory_ports * memory.size_bytes,
+                ),
+            ),
+            memory_ports=memory_ports,
             ports=(
                 streams,
                 *(
@@ -255,7 +268,12 @@ def _part(die: DieResources, shares: int, registers: int) -> DieResources:
 
 
 def _order(
-    board: Board, count: int, memory: int, enters: int | None, leaves: int | None
+    board: Board,
+    count: int,
+    memory_ports: int,
+    memory: int,
+    enters: int | None,
+    leaves: int | None,
 ) -> tuple[list[int], tuple[int, ...]]:
     """Die of each node, in the order in which data flow, and the wires across each boundary.
 
@@ -266,7 +284,8 @@ def _order(
     Parameters
     ----------
     board : Board
-    count : int
+    count, memory_ports : int
+        Number of nodes, and of the memory ports of each.
     memory, enters, leaves : int
         Indices of the dies of the memory, and of the link ports at which data come from another
         board and go to another one; None if there is no such port.
@@ -278,7 +297,7 @@ def _order(
     port_luts = link_resources([LinkEngineSpec(PORT_BYTES)], WORD_BYTES).lut
 
     def wires(order: Sequence[int]) -> tuple[int, ...]:
-        spans = [(die, memory, AXI_WIRES) for die in order]
+        spans = [(die, memory, memory_ports * AXI_WIRES) for die in order]
         spans += [(*pair, ON_CHIP_WIRES) for pair in pairwise(order)]
         spans += [(order[0], enters, PORT_WIRES)] if enters is not None else []
         spans += [(order[-1], leaves, PORT_WIRES)] if leaves is not None else []

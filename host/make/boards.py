@@ -193,12 +193,13 @@ def _node_parts(shared: BoardNodes) -> Iterator[Table | str]:
                 *amounts,
                 f"{channels[0]} to {channels[-1]}" if channels else "all",
                 scaled(spec.memory_bytes, "B", 1024),
+                spec.memory_ports,
                 scaled(spec.memory_bytes_per_s, "B/s"),
                 ", ".join(node.ports) or "-",
             ]
         )
     yield Table(
-        ">node|die|>LUT|>BRAM36|>URAM|>DSP|channels|>memory|>rate|link ports",
+        ">node|die|>LUT|>BRAM36|>URAM|>DSP|channels|>memory|>ports|>rate|link ports",
         rows,
         title=f"{counted(len(nodes), 'node')}, usable resources of each",
     )

@@ -14,7 +14,7 @@ from fpgapipe.hw.hls_models.spec.aurora import AuroraSpec, user_clock_hz
 
 if TYPE_CHECKING:
     from fpgapipe.boards.packaging import Packaging, PinPort, Transceiver
-    from fpgapipe.boards.schema import Board
+    from fpgapipe.boards.schema import Board, Memory
     from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec
     from fpgapipe.hw.hls_models.spec.pins import PinsSpec
 
@@ -159,6 +159,21 @@ class Target:
         """The board's values for the flow."""
         assert self.board.packaging is not None, "Flow.check refuses others"
         return self.board.packaging
+
+    @property
+    def memory(self) -> Memory:
+        """The board's memory that cores are connected to."""
+        return next(each for each in self.board.memory if each.name == self.packaging.memory)
+
+    @property
+    def reached_channels(self) -> range:
+        """Channels of the memory that the core is connected to."""
+        return self.channels or range(self.memory.count)
+
+    @property
+    def reached_bytes(self) -> int:
+        """Size of these channels."""
+        return len(self.reached_channels) * self.memory.size_bytes
 
     @property
     def folder(self) -> str:

@@ -19,7 +19,7 @@ from fpgapipe.host.package.clocks import ACHIEVED
 from fpgapipe.host.package.flow import PHY_PROTOCOL, Flow, vendor_tools
 from fpgapipe.host.package.shim import SHIM_FILES, SHIM_LIBRARY, shim_text
 from fpgapipe.host.package.tcl import Variable, call, command, script
-from fpgapipe.host.package.wrapper import CONTROL, CORE, MEMORY, interfaces, wrapper
+from fpgapipe.host.package.wrapper import CONTROL, CORE, interfaces, memories, wrapper
 from fpgapipe.hw.hls_models.model.registers import ADDRESS_BITS, RegisterMap
 
 if TYPE_CHECKING:
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from fpgapipe.host.package.target import LinkEnd, Target
     from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec
 
-POINTER = "MEMORY_BASE"
-"""The register that Vitis takes for the argument which points to memory."""
+POINTERS = ("MEMORY_BASE", "MEMORY_LIMIT")
+"""Registers that Vitis takes for the arguments which point to memory, one for each port."""
 
 XCLBIN = "fpgapipe.xclbin"
 
@@ -77,7 +77,7 @@ def files(target: Target) -> Iterator[tuple[str, str]]:
     values = target.packaging.vitis
     assert values is not None, "Flow.check refuses others"
     for kernel, (node, *_) in kernels(target).items():
-        yield f"{kernel}.v", wrapper(node.core, node.verilog, kernel)
+        yield f"{kernel}.v", wrapper(node.core, node.verilog, kernel, node.reached_bytes)
         yield f"package_{kernel}.tcl", package_script(node, kernel)
     for node, link in _aurora_links(target):
         name = module_name(link)
@@ -96,16 +96,16 @@ def files(target: Target) -> Iterator[tuple[str, str]]:
 def registers(core: CoreSpec) -> Iterator[tuple[str, int, int, str]]:
     """Name, offset, width in bits and meaning of the kernel's registers.
 
-    The two halves of the pointer to memory are one register, so that the tools connect it.
+    The two halves of a pointer to memory are one register, so that the tools connect it.
     """
+    pointers = POINTERS[: core.memory_ports]
     for register in RegisterMap(core):
-        if register.name == f"{POINTER}_HI":
-            continue
-        if register.name == f"{POINTER}_LO":
-            meaning = register.meaning.removesuffix(": bits 31:0.") + "."
-            yield POINTER, register.offset, 64, meaning
-        else:
+        pointer, _, half = register.name.rpartition("_")
+        if pointer not in pointers:
             yield register.name, register.offset, 32, register.meaning
+        elif half == "LO":
+            meaning = register.meaning.removesuffix(": bits 31:0.") + "."
+            yield pointer, register.offset, 64, meaning
 
 
 def package_script(target: Target, kernel: str = CORE) -> str:
@@ -113,6 +113,7 @@ def package_script(target: Target, kernel: str = CORE) -> str:
     ip = f"build/{kernel}_ip"
     core, block = Variable("$core"), Variable("$block")
     described = []
+    pointers = dict(zip(POINTERS, memories(target.core), strict=False))
     for name, offset, bits, meaning in registers(target.core):
         described += [
             command("set", "register", call("ipx::add_register", name, block)),
@@ -120,13 +121,13 @@ def package_script(target: Target, kernel: str = CORE) -> str:
             command("set_property", "address_offset", f"{offset:#05x}", Variable("$register")),
             command("set_property", "size", bits, Variable("$register")),
         ]
-        if name == POINTER:
+        if name in pointers:
             described += [
                 command(
                     *("set", "parameter"),
                     call("ipx::add_register_parameter", "ASSOCIATED_BUSIF", Variable("$register")),
                 ),
-                command("set_property", "value", MEMORY, Variable("$parameter")),
+                command("set_property", "value", pointers[name], Variable("$parameter")),
             ]
     core_file = f"../../../{target.core_file}"
     return script(
@@ -194,13 +195,21 @@ def package_script(target: Target, kernel: str = CORE) -> str:
     )
 
 
-def memory_connection(node: Target) -> str:
-    """The memory that the master of a node's core is connected to, as the linker names it."""
-    memory = next(each for each in node.board.memory if each.name == node.packaging.memory)
-    name = "HBM" if memory.kind.startswith("hbm") else "DDR"
-    channels = node.channels or range(memory.count)
-    first, last = channels[0], channels[-1]
-    return f"{name}[{first}:{last}]" if last > first else f"{name}[{first}]"
+def memory_connections(node: Target) -> dict[str, str]:
+    """The memory that each master of a node's core is connected to, as the linker names it."""
+    name = "HBM" if node.memory.kind.startswith("hbm") else "DDR"
+    masters, channels = memories(node.core), node.reached_channels
+    each = len(channels) // len(masters)
+    found = {}
+    for number, master in enumerate(masters):
+        first, last = channels[number * each], channels[(number + 1) * each - 1]
+        found[master] = f"{name}[{first}:{last}]" if last > first else f"{name}[{first}]"
+    return found
+
+
+def _memory_of(node: Target) -> str:
+    """The memory that a node's core is connected to, for a text."""
+    return " and ".join(f"`{each}`" for each in memory_connections(node).values())
 
 
 def link_config(target: Target, values: Vitis) -> str:
@@ -220,7 +229,7 @@ def link_config(target: Target, values: Vitis) -> str:
     lines += [f"nk={each}:1:{each}" for each in auroras]
     for node in target.nodes:
         own = instance(node.number)
-        lines.append(f"sp={own}.{MEMORY}:{memory_connection(node)}")
+        lines += [f"sp={own}.{port}:{each}" for port, each in memory_connections(node).items()]
         if node.channels or node.die == values.memory_die:
             lines.append(f"slr={own}:{node.die}")
         lines += [
@@ -362,7 +371,7 @@ def _places(target: Target, values: Vitis) -> str:
     """Where the cores are, and the memory that each has."""
     if target.channels:
         rows = [
-            f"| `{instance(node.number)}` | `{kernel}` | {node.die} | `{memory_connection(node)}` |"
+            f"| `{instance(node.number)}` | `{kernel}` | {node.die} | {_memory_of(node)} |"
             for kernel, nodes in kernels(target).items()
             for node in nodes
         ]
@@ -375,7 +384,7 @@ def _places(target: Target, values: Vitis) -> str:
         else "It does not fit one die next to the memory, so the tools place it."
     )
     own = instance(target.number)
-    return f"The kernel `{own}` is connected to `{memory_connection(target)}`. {where}"
+    return f"The kernel `{own}` is connected to {_memory_of(target)}. {where}"
 
 
 def _instances(target: Target) -> str:

@@ -1,8 +1,9 @@
 """The top module of a packaged core: the core with port names and attributes of the vendor's tools.
 
 The wrapper renames ports, gives the identifiers of reads and writes one width, and makes the
-synchronous reset of an active-low one. Source of the names: UG1393, "Requirements of an RTL
-Kernel"; attributes: UG994, "Inferring Interfaces of a Module".
+synchronous reset of an active-low one. Before two memory ports it puts the bits of addresses where
+:func:`fpgapipe.hw.hls_models.spec.interleave.port_address` says. Source of the names: UG1393,
+"Requirements of an RTL Kernel"; attributes: UG994, "Inferring Interfaces of a Module".
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from fpgapipe.hw.hls_models.model.registers import ADDRESS_BITS
+from fpgapipe.hw.hls_models.spec.interleave import BLOCK_BITS, LEAST_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -24,10 +26,12 @@ CORE = "fpgapipe_core"
 CONTROL = "S_AXI_CONTROL"
 """Name of the interface of the registers."""
 
-MEMORY = "m_axi"
-"""Name of the interface to memory."""
+MEMORY, SECOND_MEMORY = "m_axi", "m_axi1"
+"""Names of the interfaces to memory."""
 
 MEMORY_ADDRESS_BITS = 64
+
+_MEMORIES = (MEMORY, SECOND_MEMORY)
 
 _TOP = re.compile(r"^module top\(.*?^endmodule", re.MULTILINE | re.DOTALL)
 _PORT = re.compile(r"^  (input|output) (?:\[(\d+):0\] )?(\w+);", re.MULTILINE)
@@ -67,7 +71,12 @@ def interfaces(core: CoreSpec) -> list[str]:
         for number, link in enumerate(core.links)
         for way in ("tx", "rx", *(("clock",) if link.has_phy else ()))
     ]
-    return [CONTROL, MEMORY, *links]
+    return [CONTROL, *memories(core), *links]
+
+
+def memories(core: CoreSpec) -> tuple[str, ...]:
+    """Names of the interfaces to memory that a core has."""
+    return _MEMORIES[: core.memory_ports]
 
 
 def core_ports(verilog: str) -> list[Port]:
@@ -96,7 +105,7 @@ def core_ports(verilog: str) -> list[Port]:
         if split is None:
             continue
         interface, signal = split
-        is_id = interface == MEMORY and signal in ("ARID", "AWID", "RID", "BID")
+        is_id = interface in _MEMORIES and signal in ("ARID", "AWID", "RID", "BID")
         ports.append(
             Port(
                 f"{interface}_{signal if interface == CONTROL else signal.lower()}",
@@ -115,8 +124,9 @@ def _split(name: str) -> tuple[str, str] | None:
     """Interface and signal of a core's port."""
     if name.startswith("s_axil_"):
         return CONTROL, name.removeprefix("s_axil_").upper()
-    if name.startswith("m_axi_"):
-        return MEMORY, name.removeprefix("m_axi_").upper()
+    for interface in _MEMORIES:
+        if name.startswith(f"{interface}_"):
+            return interface, name.removeprefix(f"{interface}_").upper()
     for prefix, way in (("m_axis_link", "tx"), ("s_axis_link", "rx"), ("s_axis_clock", "clock")):
         if name.startswith(prefix):
             number, _, signal = name.removeprefix(prefix).partition("_")
@@ -128,7 +138,7 @@ def _parameters(core: CoreSpec, interface: str, ports: list[Port]) -> str:
     """Parameters of an interface, which the tools cannot see in its ports."""
     if interface == CONTROL:
         return f"PROTOCOL AXI4LITE, DATA_WIDTH 32, ADDR_WIDTH {ADDRESS_BITS}"
-    if interface == MEMORY:
+    if interface in _MEMORIES:
         id_bits = next(port.bits for port in ports if port.signal == "ARID")
         return (
             f"PROTOCOL AXI4, DATA_WIDTH {8 * core.bus_bytes}, ADDR_WIDTH {MEMORY_ADDRESS_BITS}, "
@@ -140,7 +150,7 @@ def _parameters(core: CoreSpec, interface: str, ports: list[Port]) -> str:
     return f"TDATA_NUM_BYTES {signals['TDATA'] // 8}, {', '.join(marks)}"
 
 
-def wrapper(core: CoreSpec, verilog: str, name: str = CORE) -> str:
+def wrapper(core: CoreSpec, verilog: str, name: str = CORE, memory_bytes: int | None = None) -> str:
     """Return the Verilog of the wrapper around the module ``top`` of a core's Verilog.
 
     Parameters
@@ -149,8 +159,24 @@ def wrapper(core: CoreSpec, verilog: str, name: str = CORE) -> str:
     verilog : str
     name : str
         Name of the wrapper's module.
+    memory_bytes : int, optional
+        Size of the memory behind two ports, both together.
+
+    Raises
+    ------
+    ValueError
+        If the core has two memory ports, and the memory's size is not given or no power of two
+        above `LEAST_BYTES`.
     """
     ports = core_ports(verilog)
+    wires = [*_wires(ports)]
+    if core.memory_ports > 1:
+        if memory_bytes is None or memory_bytes < LEAST_BYTES or memory_bytes & (memory_bytes - 1):
+            raise ValueError(
+                "the memory behind two ports must have a power of two of bytes, at least "
+                f"{LEAST_BYTES:,}, not {memory_bytes!r}"
+            )
+        wires += _addresses(ports, memory_bytes.bit_length() - 1)
     buses = ":".join(interfaces(core))
     lines = [
         "// The core with the port names of the vendor's tools. Made by fpgapipe; do not edit.",
@@ -167,7 +193,7 @@ def wrapper(core: CoreSpec, verilog: str, name: str = CORE) -> str:
     ]
     seen: set[str] = set()
     for port in ports:
-        kind = "aximm" if port.interface in (CONTROL, MEMORY) else "axis"
+        kind = "aximm" if port.interface in (CONTROL, *_MEMORIES) else "axis"
         lines += _attribute(f"{kind}:1.0 {port.interface} {port.signal}", "interface")
         if port.interface not in seen:
             seen.add(port.interface)
@@ -188,11 +214,11 @@ def wrapper(core: CoreSpec, verilog: str, name: str = CORE) -> str:
         "    initial reset = 1'b1;",
         "    always @(posedge ap_clk) reset <= ~ap_rst_n;",
         "",
-        *_wires(ports),
+        *wires,
         "    top core (",
         "        .clk(ap_clk),",
         "        .rst(reset),",
-        *(f"        .{port.core}({_connection(port)})," for port in ports),
+        *(f"        .{port.core}({_connection(core, port)})," for port in ports),
         "        .irq(interrupt)",
         "    );",
         "endmodule",
@@ -214,7 +240,27 @@ def _range(bits: int) -> str:
     return f"[{bits - 1}:0] " if bits > 1 else ""
 
 
-def _connection(port: Port) -> str:
+def _is_spread(port: Port) -> bool:
+    """Whether a port has an address of one of the memory's ports."""
+    return port.interface in _MEMORIES and port.signal in ("ARADDR", "AWADDR")
+
+
+def _addresses(ports: list[Port], memory_bits: int) -> Iterator[str]:
+    """Addresses in front of each of two memory ports (`interleave.port_address`)."""
+    yield "    // Half of the memory's blocks lie behind each port, one after the other."
+    for port in filter(_is_spread, ports):
+        wire, number = f"core_{port.core}", _MEMORIES.index(port.interface)
+        yield f"    wire {_range(port.bits)}{wire};"
+        yield (
+            f"    assign {port.name} = {{{wire}[{port.bits - 1}:{memory_bits}], 1'd{number}, "
+            f"{wire}[{memory_bits - 1}:{BLOCK_BITS + 1}], {wire}[{BLOCK_BITS - 1}:0]}};"
+        )
+        yield f"    wire unused_{port.name} = &{{1'b0, {wire}[{BLOCK_BITS}]}};"
+
+
+def _connection(core: CoreSpec, port: Port) -> str:
+    if core.memory_ports > 1 and _is_spread(port):
+        return f"core_{port.core}"
     if port.bits == port.core_bits:
         return port.name
     if port.is_input:

@@ -31,7 +31,7 @@ struct fpgapipe_buffer {
 struct fpgapipe_device {
     xrt::device card;
     xrt::ip core;
-    uint32_t memory_group;
+    std::vector<uint32_t> memory_groups;  // of each memory port
     std::optional<xrt::ip::interrupt> interrupt;
     std::vector<std::unique_ptr<fpgapipe_buffer>> buffers;
 };
@@ -77,16 +77,20 @@ std::string braced(const std::string &name) {
     return name.substr(0, colon + 1) + "{" + name.substr(colon + 1) + "}";
 }
 
-// The memory group that the kernel's master is connected to. A buffer elsewhere would be out of the
-// core's reach. A master that reaches several channels of an HBM is connected to each of them and,
-// with a higher index, to the group of them all. XRT's own kernels take the highest index, too;
-// a single channel would hold no more than 256 or 512 MB.
-uint32_t memory_of(const xrt::xclbin::ip &ip) {
-    std::optional<uint32_t> highest;
-    for (const auto &argument : ip.get_args())
+// The memory groups that the kernel's masters are connected to, in the order of the arguments that
+// point there. A buffer elsewhere would be out of the core's reach. A master that reaches several
+// channels of an HBM is connected to each of them and, with a higher index, to the group of them
+// all. XRT's own kernels take the highest index, too; a single channel would hold no more than 256
+// or 512 MB.
+std::vector<uint32_t> memories_of(const xrt::xclbin::ip &ip) {
+    std::vector<uint32_t> found;
+    for (const auto &argument : ip.get_args()) {
+        std::optional<uint32_t> highest;
         for (const auto &memory : argument.get_mems())
             highest = std::max(highest.value_or(0), static_cast<uint32_t>(memory.get_index()));
-    if (highest) return *highest;
+        if (highest) found.push_back(*highest);
+    }
+    if (!found.empty()) return found;
     throw std::runtime_error("no argument of " + ip.get_name() + " is connected to a memory");
 }
 
@@ -117,11 +121,11 @@ fpgapipe_device *fpgapipe_open(const char *device, const char *xclbin, const cha
         auto card = opened(device);
         const xrt::xclbin file{std::string(xclbin)};
         const auto found = instance_of(file, instance);  // its names are the file's
-        const auto group = memory_of(found);
+        const auto groups = memories_of(found);
         // XRT leaves a card as it is that has this file already, for another instance of it.
         const auto uuid = card.load_xclbin(file);
         xrt::ip core(card, uuid, braced(found.get_name()));
-        return new fpgapipe_device{card, core, group, std::nullopt, {}};
+        return new fpgapipe_device{card, core, groups, std::nullopt, {}};
     });
 }
 
@@ -149,15 +153,24 @@ int fpgapipe_write_register(fpgapipe_device *device, uint32_t offset, uint32_t v
     });
 }
 
-fpgapipe_buffer *fpgapipe_allocate(fpgapipe_device *device, uint64_t size_bytes,
+int fpgapipe_memory_ports(fpgapipe_device *device) {
+    return guarded(FPGAPIPE_ERROR, [&] {
+        check_device(device);
+        return static_cast<int>(device->memory_groups.size());
+    });
+}
+
+fpgapipe_buffer *fpgapipe_allocate(fpgapipe_device *device, uint32_t port, uint64_t size_bytes,
                                    uint64_t *address) {
     return guarded(static_cast<fpgapipe_buffer *>(nullptr), [&] {
         check_device(device);
+        if (port >= device->memory_groups.size())
+            throw std::out_of_range("the core has no memory port " + std::to_string(port));
         if (!address) throw std::invalid_argument("there is no place for the address");
         if (!size_bytes || size_bytes > std::numeric_limits<size_t>::max())
             throw std::invalid_argument("a buffer needs at least one byte");
         xrt::bo memory(device->card, static_cast<size_t>(size_bytes), xrt::bo::flags::normal,
-                       device->memory_group);
+                       device->memory_groups[port]);
         auto buffer = std::make_unique<fpgapipe_buffer>(fpgapipe_buffer{memory, size_bytes});
         *address = buffer->memory.address();
         device->buffers.push_back(std::move(buffer));

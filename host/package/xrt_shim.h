@@ -15,7 +15,7 @@
 extern "C" {
 #endif
 
-#define FPGAPIPE_SHIM_VERSION 2
+#define FPGAPIPE_SHIM_VERSION 3
 #define FPGAPIPE_OK 0
 #define FPGAPIPE_ERROR (-1)
 #define FPGAPIPE_TIMEOUT 1
@@ -45,8 +45,12 @@ void fpgapipe_close(fpgapipe_device *device);
 int fpgapipe_read_register(fpgapipe_device *device, uint32_t offset, uint32_t *value);
 int fpgapipe_write_register(fpgapipe_device *device, uint32_t offset, uint32_t value);
 
-/* Allocate memory that the core can reach; its address, as the core uses it, goes to *address. */
-fpgapipe_buffer *fpgapipe_allocate(fpgapipe_device *device, uint64_t size_bytes,
+/* Number of memory ports of the core: 1 or 2. */
+int fpgapipe_memory_ports(fpgapipe_device *device);
+
+/* Allocate memory that a memory port of the core can reach. Its address goes to *address; it is that
+ * behind the port, which is the one that the core uses if it has one port. */
+fpgapipe_buffer *fpgapipe_allocate(fpgapipe_device *device, uint32_t port, uint64_t size_bytes,
                                    uint64_t *address);
 int fpgapipe_free(fpgapipe_device *device, fpgapipe_buffer *buffer);
 

@@ -10,8 +10,10 @@ import numpy as np
 from fpgapipe.errors import UserError
 from fpgapipe.host.driver.buffers import Buffers
 from fpgapipe.host.driver.transport import BoardTransport, TransportError
+from fpgapipe.host.driver.two_ports import Part, first_address, parts, share_bytes
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from pathlib import Path
 
     from numpy.typing import NDArray
@@ -19,7 +21,7 @@ if TYPE_CHECKING:
     from fpgapipe.boards.address import Address
     from fpgapipe.boards.schema import Board
 
-SHIM_VERSION = 2
+SHIM_VERSION = 3
 """Version of the functions that this module calls."""
 
 _TIMEOUT = 1
@@ -33,7 +35,8 @@ FUNCTIONS = {
     "close": (None, (_HANDLE,)),
     "read_register": (ctypes.c_int, (_HANDLE, _U32, ctypes.POINTER(_U32))),
     "write_register": (ctypes.c_int, (_HANDLE, _U32, _U32)),
-    "allocate": (_HANDLE, (_HANDLE, _U64, ctypes.POINTER(_U64))),
+    "memory_ports": (ctypes.c_int, (_HANDLE,)),
+    "allocate": (_HANDLE, (_HANDLE, _U32, _U64, ctypes.POINTER(_U64))),
     "free": (ctypes.c_int, (_HANDLE, _HANDLE)),
     "write": (ctypes.c_int, (_HANDLE, _U64, _HANDLE, _U64)),
     "read": (ctypes.c_int, (_HANDLE, _U64, _HANDLE, _U64)),
@@ -82,11 +85,13 @@ class XrtTransport(BoardTransport):
                 "xrt_shim.cpp and xrt_shim.h of a package that this version of fpgapipe has made "
                 f"to {library.parent}, and run 'make {library.name}' there"
             )
-        self._buffers: Buffers[int] = Buffers()
+        self._buffers: Buffers[tuple[int, ...]] = Buffers()
         names = (device, str(bitstream), instance)
         self._device = self._library.fpgapipe_open(*(name.encode() for name in names))
         if not self._device:
             raise TransportError(f"XRT does not open card {device}: {self._error()}")
+        ports = self._library.fpgapipe_memory_ports(self._device)
+        self._num_ports = self._checked(ports, "count the core's memory ports")
 
     def _error(self) -> str:
         text: bytes = self._library.fpgapipe_last_error() or b"no reason was given"
@@ -130,27 +135,61 @@ class XrtTransport(BoardTransport):
 
     def allocate(self, size_bytes: int) -> int:
         """See `Transport`."""
+        if self._num_ports == 1:
+            address, buffer = self._allocated(0, size_bytes)
+            self._buffers.add(address, size_bytes, (buffer,))
+            return address
+        half = share_bytes(size_bytes)
+        places, buffers = zip(*(self._allocated(port, half) for port in range(2)), strict=True)
+        try:
+            address = first_address(places, half)
+        except ValueError as error:
+            raise TransportError(
+                f"XRT has put the two halves of {size_bytes:,} bytes where the core's memory ports "
+                f"do not reach them as one memory: {error}"
+            ) from None
+        self._buffers.add(address, size_bytes, buffers)
+        return address
+
+    def _allocated(self, port: int, size_bytes: int) -> tuple[int, int]:
+        """Address and handle of a new buffer behind a port."""
         address = _U64()
-        buffer = self._library.fpgapipe_allocate(self._device, size_bytes, ctypes.byref(address))
+        buffer = self._library.fpgapipe_allocate(
+            self._device, port, size_bytes, ctypes.byref(address)
+        )
         if not buffer:
             raise TransportError(f"XRT fails to allocate {size_bytes:,} bytes: {self._error()}")
-        self._buffers.add(address.value, size_bytes, buffer)
-        return address.value
+        return address.value, buffer
 
     def write(self, address: int, data: NDArray[np.uint8]) -> None:
         """See `Transport`."""
         data = np.ascontiguousarray(data)
-        buffer, offset = self._buffers.at(address, data.size)
-        code = self._library.fpgapipe_write(buffer, offset, data.ctypes.data, data.size)
-        self._checked(code, f"write {data.size:,} bytes at {address:#x}")
+        buffers, offset = self._buffers.at(address, data.size)
+        for part in self._parts(address, offset, data.size):
+            bytes_of_part = np.ascontiguousarray(part.of(data))
+            code = self._library.fpgapipe_write(
+                buffers[part.port], part.first, bytes_of_part.ctypes.data, bytes_of_part.size
+            )
+            self._checked(code, f"write {data.size:,} bytes at {address:#x}")
 
     def read(self, address: int, size_bytes: int) -> NDArray[np.uint8]:
         """See `Transport`."""
-        buffer, offset = self._buffers.at(address, size_bytes)
+        buffers, offset = self._buffers.at(address, size_bytes)
         found = np.empty(size_bytes, np.uint8)
-        code = self._library.fpgapipe_read(buffer, offset, found.ctypes.data, size_bytes)
-        self._checked(code, f"read {size_bytes:,} bytes at {address:#x}")
+        for part in self._parts(address, offset, size_bytes):
+            bytes_of_part = np.empty(part.size_bytes, np.uint8)
+            code = self._library.fpgapipe_read(
+                buffers[part.port], part.first, bytes_of_part.ctypes.data, part.size_bytes
+            )
+            self._checked(code, f"read {size_bytes:,} bytes at {address:#x}")
+            part.put(found, bytes_of_part)
         return found
+
+    def _parts(self, address: int, offset: int, size_bytes: int) -> Iterable[Part]:
+        """Parts of a range of a buffer, which lie in one piece each."""
+        if self._num_ports == 1:
+            return [Part(0, offset, slice(0, size_bytes), size_bytes)]
+        return parts(address - offset, offset, size_bytes)
 
     def pause(self, pause_s: float) -> None:
         """See `Transport`."""

@@ -112,9 +112,9 @@ class Device(wiring.Component):
             writes = self._writes.o
         self._bus, self._masters = (reads, writes), [(reads, writes)]
         if spec.memory_ports > 1:
-            self._interleavers = tuple(
-                kind(spec.bus_bytes, each.signature.id_bits)
-                for kind, each in zip((ReadInterleaver, WriteInterleaver), self._bus, strict=True)
+            self._interleavers = (
+                ReadInterleaver(spec.bus_bytes, reads.signature.id_bits),
+                WriteInterleaver(spec.bus_bytes, writes.signature.id_bits),
             )
             self._masters = [*zip(*(each.o for each in self._interleavers), strict=True)]
         super().__init__(
@@ -306,14 +306,11 @@ class Device(wiring.Component):
         for prefix, (_, writes) in zip(_MASTERS, self._masters, strict=False):
             connect_flat(m, self, prefix, writes)
         if spec.memory_ports > 1:
-            for name, interleaver, channels in zip(
-                ("read_interleaver", "write_interleaver"),
-                self._interleavers,
-                self._bus,
-                strict=True,
-            ):
-                m.submodules[name] = in_device(interleaver)
-                wiring.connect(m, channels, interleaver.i)
+            read, write = self._interleavers
+            m.submodules.read_interleaver = in_device(read)
+            m.submodules.write_interleaver = in_device(write)
+            wiring.connect(m, self._bus[0], read.i)
+            wiring.connect(m, self._bus[1], write.i)
         return m
 
     def _add_links(self, m, sequencer):

@@ -418,6 +418,7 @@ def core_of(
         links=ported(links, bus_bytes, port_bytes),
         counters=savings.counters,
         form=form,
+        memory_ports=device.memory_ports,
     )
     if device.uram:
         room = device.uram * URAM_DATA_BYTES
@@ -433,7 +434,7 @@ def core_of(
     return NodeSpec(
         replace(core, scratchpad=scratchpad),
         device.clk_hz,
-        float(min(bus_bytes, bytes_per_cycle)),  # as it comes back from a file
+        float(min(core.most_memory_bytes, bytes_per_cycle)),  # as it comes back from a file
         math.ceil(latency_s * device.clk_hz),
     )
 

@@ -141,19 +141,14 @@ async def takes_stated_cycles(dut: Any) -> None:
 
 @cocotb.test(timeout_time=5, timeout_unit="ms")
 async def wastes_no_cycle(dut: Any) -> None:
-    """A word moves in each cycle, across blocks and ports, although a port alone has pauses."""
+    """A word moves in each cycle, from block to block and from port to port."""
     await start(dut)
     bench = Bench(dut, None, latency=(LATENCY_CYCLES, LATENCY_CYCLES))
-    count = 16
-    for channel, act in (
-        ("r", lambda: bench.master.read(0, count * BLOCK_BYTES)),
-        ("w", lambda: bench.master.write(0, bytes(count * BLOCK_BYTES))),
-    ):
-        task = cocotb.start_soon(act())
-        found = [
-            await moves(dut, "s_axi", channel)
-            for _ in range(count * BLOCK_BYTES // bench.bus_bytes)
-        ]
+    size = 16 * BLOCK_BYTES
+    for channel in ("r", "w"):
+        read, write = bench.master.read, bench.master.write
+        task = cocotb.start_soon(read(0, size) if channel == "r" else write(0, bytes(size)))
+        found = [await moves(dut, "s_axi", channel) for _ in range(size // bench.bus_bytes)]
         await task
         lost = found[-1] - found[0] + 1 - len(found)
         assert lost == 0, f"channel {channel}: {lost} cycles without a word"

@@ -64,8 +64,12 @@ def test_nodes_share_a_board(name):
         assert not channels or max(channels) < memory.count
         for node in nodes if count > 1 else ():
             assert node.spec.memory_bytes == len(node.channels) * memory.size_bytes
-            # One port of the core drives one channel's worth of rate.
-            assert node.spec.memory_bytes_per_s == memory.rate_bytes_per_s
+            # Each port of the core drives one channel's worth of rate.
+            num_ports = node.spec.memory_ports
+            assert node.spec.memory_bytes_per_s == num_ports * memory.rate_bytes_per_s
+            if num_ports > 1:  # one behind the other, in a memory of a power of two of bytes
+                assert node.channels[0] % len(node.channels) == 0
+                assert len(node.channels) in (2, 4, 8, 16)
             assert len(node.channels) < 4 or node.channels[0] % 4 == 0
         if count > 1:
             assert nodes[0].ports[:1] == tuple(ends.get(key) for key in ("enters",) if key in ends)
@@ -85,9 +89,10 @@ def test_wires_of_boundaries_are_counted(name):
         if count == 1:
             continue
         places = [names.index(node.die) for node in found.nodes]
+        num_ports = found.nodes[0].spec.memory_ports
         wires = Counter()
         for one, other, each in (
-            *((place, memory, AXI_WIRES) for place in places),
+            *((place, memory, num_ports * AXI_WIRES) for place in places),
             *((*pair, ON_CHIP_WIRES) for pair in pairwise(places)),
             *((names.index(node.die), home, PORT_WIRES) for node in found.nodes if node.ports),
         ):
@@ -107,6 +112,18 @@ def test_wires_of_boundaries_are_counted(name):
         assert [(link.source, link.destination) for link in found.links(5)] == [
             (5 + at, 6 + at) for at in range(count - 1)
         ]
+
+
+@pytest.mark.parametrize("name", WITH_NODES)
+def test_nodes_have_two_memory_ports_while_wires_allow(name):
+    counts = {1: [], 2: []}
+    for count, ends, found in shared(name):
+        if count > 1 and not ends:
+            (num_ports,) = {node.spec.memory_ports for node in found.nodes}
+            counts[num_ports].append(count)
+    assert min(counts[2]) == 2
+    assert max(counts[2]) < min(counts[1])
+    assert max(counts[2]) >= 3
 
 
 def test_a_link_port_may_be_of_a_node_on_another_die():

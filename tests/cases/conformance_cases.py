@@ -149,18 +149,23 @@ def over_xdma(pipeline, bases, rig):
     ]
 
 
-def over_xrt(pipeline, bases, rig):
+def over_xrt(pipeline, bases, rig, memory_ports=1):
     """The shim of XRT before a card of several nodes, of which one has interrupts."""
     ways = []
     library, board = rig.shim(), load_board("u280")
     for number, inner in enumerate(rig.devices(pipeline, bases)):
-        card = Card(library, inner, number, interrupts=not ways)
+        card = Card(library, inner, number, interrupts=not ways, memory_ports=memory_ports)
         address = Address(device="0000:3b:00.1", bitstream="a.xclbin", node=number)
         ways.append(XrtTransport.open(address, board, library.parent))
         ways[-1].card = card  # which must live as long
         opened = ("0000:3b:00.1", str(library.with_name("a.xclbin")), f"fpgapipe_core_{number}")
         assert card.opened == [opened]
     return ways
+
+
+def over_two_ports(pipeline, bases, rig):
+    """The same with two memory ports a node, behind each of which lies half of its blocks."""
+    return over_xrt(pipeline, bases, rig, memory_ports=2)
 
 
 def over_litex(pipeline, bases, rig):
@@ -210,6 +215,7 @@ TRANSPORTS = {
     "directly": directly,
     "xdma": over_xdma,
     "xrt": over_xrt,
+    "xrt with two memory ports": over_two_ports,
     "litex": over_litex,
     "pynq": over_pynq,
     "agent": over_agents,

@@ -11,7 +11,8 @@ struct Callbacks {
     int (*open)(const char *, const char *, const char *);
     int (*read_register)(uint32_t, uint32_t *);
     int (*write_register)(uint32_t, uint32_t);
-    int (*allocate)(uint64_t, uint64_t *);
+    int (*memory_ports)(void);
+    int (*allocate)(uint32_t, uint64_t, uint64_t *);
     int (*write)(uint64_t, const void *, uint64_t);
     int (*read)(uint64_t, void *, uint64_t);
     int (*wait)(uint32_t);
@@ -61,9 +62,11 @@ int fpgapipe_write_register(fpgapipe_device *device, uint32_t offset, uint32_t v
     return device->callbacks->write_register(offset, value);
 }
 
-fpgapipe_buffer *fpgapipe_allocate(fpgapipe_device *device, uint64_t size_bytes,
+int fpgapipe_memory_ports(fpgapipe_device *device) { return device->callbacks->memory_ports(); }
+
+fpgapipe_buffer *fpgapipe_allocate(fpgapipe_device *device, uint32_t port, uint64_t size_bytes,
                                    uint64_t *address) {
-    if (device->callbacks->allocate(size_bytes, address)) return nullptr;
+    if (device->callbacks->allocate(port, size_bytes, address)) return nullptr;
     return new fpgapipe_buffer{*address, size_bytes, device->callbacks};
 }
 

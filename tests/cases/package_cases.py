@@ -116,6 +116,7 @@ def shared_board():
     for share in shares:
         first, last = share.number == 0, share.number == len(shares) - 1
         core = core_of(2, 64, links=(phy if first else wires, phy if last else wires))
+        core = dataclasses.replace(core, memory_ports=share.spec.memory_ports)
         ends = {0: share.number - 1, 1: share.number + 1}
         port = "qsfp/1" if first else "qsfp/0"
         number = 0 if first else 1

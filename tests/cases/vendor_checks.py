@@ -298,7 +298,8 @@ def check_kernel(calls, files, core, kernel="fpgapipe_core"):
             assert bits == 32
             found.append((each["name"], offset))
     assert found == [(each.name, each.offset) for each in RegisterMap(core)]
-    assert pointers == {"MEMORY_BASE": "m_axi"}
+    buses = dict(zip(("MEMORY_BASE", "MEMORY_LIMIT"), ("m_axi", "m_axi1"), strict=True))
+    assert pointers == dict([*buses.items()][: core.memory_ports])
     (pack,) = calls.named("package_xo")
     assert pack.options["-kernel_name"] == name
     assert pack.options["-ctrl_protocol"] == "user_managed"
@@ -372,6 +373,7 @@ def check_link_config(text, files, target):
     cells = dict(module_of(each)[:2] for name, each in files.items() if _is_module(name))
     nodes = {f"fpgapipe_core_{node.number}": node for node in target.nodes}
     instances, streams, connected, placed, reached, joined = {}, set(), {}, {}, [], []
+    memory_ports = set()
     for key, value in sections["connectivity"]:
         if key == "nk":
             kernel, count, names = value.split(":")
@@ -387,9 +389,13 @@ def check_link_config(text, files, target):
             kind, first, last = re.fullmatch(r"(HBM|DDR)\[(\d+):(\d+)\]", memory).groups()
             group = next(each for each in target.board.memory if each.name == values.memory)
             channels = nodes[name].channels or range(group.count)
-            assert range(int(first), int(last) + 1) == channels
+            buses = [each for each in ("m_axi", "m_axi1") if each in instances[name].interfaces]
+            half = len(channels) // len(buses)
+            begin = buses.index(bus) * half
+            assert range(int(first), int(last) + 1) == channels[begin : begin + half]
             assert group.kind.startswith(kind.lower())
-            reached.append(channels)
+            reached.append(channels[begin : begin + half])
+            memory_ports.add((name, bus))
         elif key == "slr":
             name, die = value.split(":")
             assert name in instances
@@ -427,7 +433,13 @@ def check_link_config(text, files, target):
         expected[name, "init_clk"] = values.init_clock
     assert connected == expected
     assert len({each.transceiver.platform_lanes for each in links}) == len(links)
-    assert len(reached) == len(nodes)
+    assert memory_ports == {
+        (name, bus)
+        for name in nodes
+        for bus, (mode, kind) in instances[name].interfaces.items()
+        if (mode, kind) == ("Master", "aximm")
+    }
+    assert len(reached) == len(memory_ports)
     assert len({each for one in reached for each in one}) == sum(map(len, reached)), "shared memory"
     homes = {group.name: group.die for group in target.board.links}
     auroras = {

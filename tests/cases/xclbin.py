@@ -11,17 +11,27 @@ IP_KERNEL, DDR4 = 1, 1
 UUID = bytes(range(1, 17))
 
 
-def xclbin(kernel="fpgapipe_core", *, connected=True, banks=1, instances=1):
+def xclbin(kernel="fpgapipe_core", *, connected=True, banks=1, instances=1, ports=1):
     """Bytes of an xclbin without a bitstream.
 
     Several banks form a group behind them, as ``v++`` makes one for ``HBM[0:1]``. Of several
-    instances, each has a bank of its own instead.
+    instances or memory ports, each has a bank of its own instead.
     """
+    masters = (("m_axi", "MEMORY_BASE", 0x68), ("m_axi1", "MEMORY_LIMIT", 0x70))[:ports]
     names = [f"{kernel}_{index}" for index in range(instances)]
     placed = "".join(
         f"""<instance name="{name}"><addrRemap base="{0x1800000 + 0x10000 * index:#x}"
  range="0x1000" port="S_AXI_CONTROL"/></instance>"""
         for index, name in enumerate(names)
+    )
+    masters_of = "".join(
+        f"""<port name="{port}" mode="master" range="0xFFFFFFFFFFFFFFFF" dataWidth="512"
+ portType="addressable" base="0x0"/>"""
+        for port, _, _ in masters
+    ) + "".join(
+        f"""<arg name="{name}" addressQualifier="1" id="{number}" port="{port}" size="0x8"
+ offset="{offset:#x}" hostOffset="0x0" hostSize="0x8" type="void*"/>"""
+        for number, (port, name, offset) in enumerate(masters)
     )
     xml = f"""<?xml version="1.0" encoding="UTF-8"?>
 <project name="fpgapipe"><platform vendor="x" boardid="x" name="x" featureRomTime="0">
@@ -31,10 +41,7 @@ def xclbin(kernel="fpgapipe_core", *, connected=True, banks=1, instances=1):
  interrupt="true">
 <port name="S_AXI_CONTROL" mode="slave" range="0x1000" dataWidth="32" portType="addressable"
  base="0x0"/>
-<port name="m_axi" mode="master" range="0xFFFFFFFFFFFFFFFF" dataWidth="512"
- portType="addressable" base="0x0"/>
-<arg name="MEMORY_BASE" addressQualifier="1" id="0" port="m_axi" size="0x8" offset="0x68"
- hostOffset="0x0" hostSize="0x8" type="void*"/>
+{masters_of}
 {placed}</kernel></core></device></platform></project>"""
     layout = struct.pack("<i4x", instances) + b"".join(
         struct.pack(
@@ -46,6 +53,9 @@ def xclbin(kernel="fpgapipe_core", *, connected=True, banks=1, instances=1):
     if instances > 1:
         assert banks == instances
         memory, links = _memories(banks), _links([(each, each) for each in range(banks)])
+    elif ports > 1:
+        assert banks == ports
+        memory, links = _memories(banks), _links([(each, 0, each) for each in range(banks)])
     else:
         memory = _memories(banks)
         links = _links([(0, bank) for bank in range(banks) if connected])
@@ -74,9 +84,10 @@ def _memories(banks, *, is_grouped=False):
     )
 
 
-def _links(pairs):
-    """Connections of instances and memories, both by their indices."""
-    return struct.pack("<i", len(pairs)) + b"".join(struct.pack("<iii", 0, *pair) for pair in pairs)
+def _links(links):
+    """Connections of instances and memories, by their indices; of argument 0 if none is given."""
+    each = [link if len(link) == 3 else (0, *link) for link in links]
+    return struct.pack("<i", len(each)) + b"".join(struct.pack("<iii", *link) for link in each)
 
 
 def _axlf(sections):

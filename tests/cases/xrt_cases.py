@@ -8,6 +8,10 @@ from pathlib import Path
 import numpy as np
 
 from fpgapipe.host.driver.transport import TransportError
+from fpgapipe.hw.hls_models.spec.interleave import BLOCK_BYTES, blocks, core_address
+
+MEMORY_BYTES = 1 << 40
+"""Memory behind both ports of a core: more than any device here has."""
 
 SOURCE = Path(__file__).with_name("fake_xrt_shim.cpp")
 U64 = ctypes.c_uint64
@@ -28,7 +32,8 @@ class Callbacks(ctypes.Structure):
         ("open", ctypes.CFUNCTYPE(ctypes.c_int, *(ctypes.c_char_p,) * 3)),
         ("read_register", ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_uint32, U32P)),
         ("write_register", ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_uint32, ctypes.c_uint32)),
-        ("allocate", ctypes.CFUNCTYPE(ctypes.c_int, U64, U64P)),
+        ("memory_ports", ctypes.CFUNCTYPE(ctypes.c_int)),
+        ("allocate", ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_uint32, U64, U64P)),
         *(
             (
                 name,
@@ -53,10 +58,13 @@ class Card:
         Number at the end of its instance's name.
     interrupts : bool
         Whether interrupts come.
+    memory_ports : int
+        Ports of its core. Behind two of them lie `MEMORY_BYTES`, as a card has them.
     """
 
-    def __init__(self, library, inner, number=0, *, interrupts=True):
-        self.inner, self.interrupts = inner, interrupts
+    def __init__(self, library, inner, number=0, *, interrupts=True, memory_ports=1):
+        self.inner, self.interrupts, self.memory_ports = inner, interrupts, memory_ports
+        self.halves = 0
         self.opened = []
         self.callbacks = Callbacks(
             *(kind(getattr(self, f"_{name}")) for name, kind in Callbacks._fields_)
@@ -76,19 +84,39 @@ class Card:
         self.inner.write_register(offset, value)
         return 0
 
-    def _allocate(self, size, address):
+    def _memory_ports(self):
+        return self.memory_ports
+
+    def _allocate(self, port, size, address):
         try:
-            address[0] = self.inner.allocate(size)
+            if self.memory_ports == 1:
+                address[0] = self.inner.allocate(size)
+            elif port == 0:
+                begin, rest = divmod(self.inner.allocate(2 * size), 2 * BLOCK_BYTES)
+                assert not rest
+                self.halves = address[0] = begin * BLOCK_BYTES
+            else:
+                address[0] = self.halves + MEMORY_BYTES // 2
         except TransportError:
             return -1
         return 0
 
+    def _pieces(self, address, size):
+        """Addresses that the core has for bytes behind a port, and which of the bytes these are."""
+        if self.memory_ports == 1:
+            return [(address, slice(0, size))]
+        return [(core_address(at, MEMORY_BYTES), where) for at, where in blocks(address, size)]
+
     def _write(self, address, data, size):
-        self.inner.write(address, np.frombuffer(ctypes.string_at(data, size), np.uint8))
+        given = np.frombuffer(ctypes.string_at(data, size), np.uint8)
+        for at, where in self._pieces(address, size):
+            self.inner.write(at, given[where])
         return 0
 
     def _read(self, address, data, size):
-        ctypes.memmove(data, self.inner.read(address, size).tobytes(), size)
+        for at, where in self._pieces(address, size):
+            found = self.inner.read(at, where.stop - where.start).tobytes()
+            ctypes.memmove(data + where.start, found, len(found))
         return 0
 
     def _wait(self, limit_ms):

@@ -25,6 +25,7 @@ from xrt_cases import Card, compiled
 from fpgapipe.host.backends.devices import DeviceBackend
 from fpgapipe.host.backends.model import ModelBackend
 from fpgapipe.host.driver.transport import TransportError
+from fpgapipe.host.driver.two_ports import first_address
 from fpgapipe.host.transports.xrt import XrtTransport
 from fpgapipe.network.initial_values import initial_parameters
 
@@ -122,9 +123,9 @@ def test_the_shim_is_checked(tmp_path, pipeline, rig):
     library = compiled(tmp_path)
     card = Card(library, modelled(pipeline, BASES, rig)[0])
     card.library.fake_version(7)
-    with pytest.raises(TransportError, match="has version 7 of its functions, not 2"):
+    with pytest.raises(TransportError, match="has version 7 of its functions, not 3"):
         XrtTransport(library, "0", tmp_path / "a.xclbin", "core_0")
-    card.library.fake_version(2)
+    card.library.fake_version(3)
     with XrtTransport(library, "0", tmp_path / "a.xclbin", "core_0") as way:
         address = way.allocate(8192)
         with pytest.raises(TransportError, match="10 bytes at 0x11ffc are not in memory that was"):
@@ -135,3 +136,42 @@ def test_the_shim_is_checked(tmp_path, pipeline, rig):
     assert card.library.fake_num_open() == 0
     way.close()
     assert card.library.fake_num_open() == 0
+
+
+def test_two_ports_are_one_memory(tmp_path, pipeline, rig):
+    """Any bytes go to the blocks of the core's memory that they belong to, and come back."""
+    library, rng = compiled(tmp_path), np.random.default_rng(1)
+    inner = modelled(pipeline, BASES, rig)[0]
+    card = Card(library, inner, memory_ports=2)  # must live as long as the transport
+    with XrtTransport(library, "0", tmp_path / "a.xclbin", "core_0") as way:
+        size = 60_000
+        address = way.allocate(size)
+        expected = rng.integers(0, 256, size, np.uint8)
+        way.write(address, expected)
+        for _ in range(60):
+            first = int(rng.integers(size))
+            end = min(first + int(rng.choice([1, 100, 1024, 2048, 5000, 30_000])), size)
+            expected[first:end] = rng.integers(0, 256, end - first, np.uint8)
+            way.write(address + first, expected[first:end])
+            first = int(rng.integers(size))
+            found = way.read(address + first, size - first)
+            np.testing.assert_array_equal(found, expected[first:])
+        np.testing.assert_array_equal(inner.read(address, size), expected)
+        with pytest.raises(TransportError, match="are not in memory that was reserved"):
+            way.read(address + size - 1, 2)
+        assert card.opened
+
+
+@pytest.mark.parametrize(
+    ("places", "message"),
+    [
+        ((0, 3 << 22), "they are 12,582,912 bytes apart, and half of the memory is a power of two"),
+        ((0, 1 << 20), "power of two of at least 2,097,152 bytes"),
+        ((1 << 23, 1 << 22), "they are -4,194,304 bytes apart"),
+        ((1 << 23, 2 << 23), "the first one, 0x800000, is not in the first half of the memory"),
+        ((512, (1 << 23) + 512), "the first one, 0x200, is not in the first half"),
+    ],
+)
+def test_halves_at_other_places_are_refused(places, message):
+    with pytest.raises(ValueError, match=message):
+        first_address(places, 4096)

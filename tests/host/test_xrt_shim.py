@@ -28,7 +28,7 @@ def test_every_declared_function_is_defined():
     header, source = (shim_text(name) for name in SHIM_FILES)
     exported = source.split('extern "C" {')[1]
     assert functions(header) == functions(exported)
-    assert len(functions(header)) == 11
+    assert len(functions(header)) == 12
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +59,10 @@ pointer = ctypes.c_void_p
 lib.fpgapipe_last_error.restype = ctypes.c_char_p
 lib.fpgapipe_open.restype = pointer
 lib.fpgapipe_allocate.restype = pointer
-lib.fpgapipe_allocate.argtypes = [pointer, ctypes.c_uint64, ctypes.POINTER(ctypes.c_uint64)]
+lib.fpgapipe_allocate.argtypes = [
+    pointer, ctypes.c_uint32, ctypes.c_uint64, ctypes.POINTER(ctypes.c_uint64)
+]
+lib.fpgapipe_memory_ports.argtypes = [pointer]
 for name in ("write", "read"):
     function = getattr(lib, f"fpgapipe_{name}")
     function.argtypes = [pointer, ctypes.c_uint64, ctypes.c_char_p, ctypes.c_uint64]
@@ -83,7 +86,7 @@ assert device, error()
 address = ctypes.c_uint64()
 buffers = []
 for _ in range(2):
-    buffers.append(lib.fpgapipe_allocate(device, 4096, ctypes.byref(address)))
+    buffers.append(lib.fpgapipe_allocate(device, 0, 4096, ctypes.byref(address)))
     assert buffers[-1], error()
 data = bytes(range(256))
 assert lib.fpgapipe_write(buffers[0], 100, data, len(data)) == 0, error()
@@ -102,12 +105,21 @@ assert lib.fpgapipe_free(device, buffers[0]) == -1
 found["freed twice"] = error()
 assert lib.fpgapipe_read_register(None, 0, ctypes.byref(value)) == -1
 found["no device"] = error()
-assert not lib.fpgapipe_allocate(device, 0, ctypes.byref(address))
+assert not lib.fpgapipe_allocate(device, 0, 0, ctypes.byref(address))
+assert lib.fpgapipe_memory_ports(device) == 1
+assert not lib.fpgapipe_allocate(device, 1, 4096, ctypes.byref(address))
+found["no port"] = error()
 lib.fpgapipe_close(device)
+ported = lib.fpgapipe_open(b"0", sys.argv[5].encode(), b"fpgapipe_core_0")
+assert lib.fpgapipe_memory_ports(ported) == 2, error()
+for port in range(2):
+    buffer = lib.fpgapipe_allocate(ported, port, 4096, ctypes.byref(address))
+    assert buffer and lib.fpgapipe_write(buffer, 0, data, len(data)) == 0, error()
+lib.fpgapipe_close(ported)
 both = [lib.fpgapipe_open(b"0", sys.argv[4].encode(), b"fpgapipe_core_%d" % n) for n in (1, 0)]
 assert all(both), error()
 for each in both:
-    buffer = lib.fpgapipe_allocate(each, 4096, ctypes.byref(address))
+    buffer = lib.fpgapipe_allocate(each, 0, 4096, ctypes.byref(address))
     assert buffer and lib.fpgapipe_write(buffer, 0, data, len(data)) == 0, error()
     lib.fpgapipe_close(each)
 lib.fpgapipe_close(None)
@@ -121,7 +133,8 @@ MEMORY = """\
 int main(int, char **paths) {
     for (++paths; *paths; ++paths)
         for (const auto &ip : xrt::xclbin(std::string(*paths)).get_ips())
-            std::cout << ip.get_name() << " " << memory_of(ip) << std::endl;
+            for (const auto group : memories_of(ip))
+                std::cout << ip.get_name() << " " << group << std::endl;
 }
 """
 
@@ -132,12 +145,16 @@ def test_buffers_may_span_all_banks(library, tmp_path):
     (tmp_path / "one.xclbin").write_bytes(xclbin())
     (tmp_path / "four.xclbin").write_bytes(xclbin(banks=4))
     (tmp_path / "two.xclbin").write_bytes(xclbin(banks=2, instances=2))
+    (tmp_path / "ported.xclbin").write_bytes(xclbin(banks=2, ports=2))
     (tmp_path / "memory.cpp").write_text(MEMORY)
     command = compile_command(tmp_path / "memory.cpp", tmp_path / "memory", find_xrt())
     command = [each for each in command if each not in ("-shared", "-O2")]
     subprocess.run([*command, "-I", library.parent], check=True, capture_output=True, text=True)
     done = subprocess.run(
-        [tmp_path / "memory", *(tmp_path / f"{name}.xclbin" for name in ("one", "four", "two"))],
+        [
+            tmp_path / "memory",
+            *(tmp_path / f"{name}.xclbin" for name in ("one", "four", "two", "ported")),
+        ],
         env=os.environ | {"LD_LIBRARY_PATH": str(find_xrt().library)},
         capture_output=True,
         text=True,
@@ -145,6 +162,7 @@ def test_buffers_may_span_all_banks(library, tmp_path):
     )
     name = "fpgapipe_core:fpgapipe_core"
     wanted = [f"{name}_0 0", f"{name}_0 4", f"{name}_0 0", f"{name}_1 1"]
+    wanted += [f"{name}_0 {port}" for port in range(2)]
     assert done.stdout.splitlines() == wanted
 
 
@@ -153,7 +171,8 @@ def test_on_the_emulation_of_xrt(library, tmp_path):
     (tmp_path / "whole.xclbin").write_bytes(xclbin())
     (tmp_path / "alone.xclbin").write_bytes(xclbin(connected=False))
     (tmp_path / "two.xclbin").write_bytes(xclbin(banks=2, instances=2))
-    names = [f"{name}.xclbin" for name in ("whole", "alone", "two")]
+    (tmp_path / "ported.xclbin").write_bytes(xclbin(banks=2, ports=2))
+    names = [f"{name}.xclbin" for name in ("whole", "alone", "two", "ported")]
     place = find_xrt().library
     environment = os.environ | {"XCL_EMULATION_MODE": "noop", "LD_LIBRARY_PATH": str(place)}
     (tmp_path / "lib").symlink_to(place)
@@ -169,7 +188,8 @@ def test_on_the_emulation_of_xrt(library, tmp_path):
     )
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout.splitlines()[-1])
-    assert found["version"] == 2
+    assert found["version"] == 3
+    assert found["no port"] == "the core has no memory port 1"
     assert found["same"] is True
     assert found["no kernel"] == (
         "the xclbin has no other_0; it has: fpgapipe_core:fpgapipe_core_0"

@@ -170,6 +170,8 @@ class DeviceSpec:
         Ports for links to other devices; may be empty.
     host_bytes_per_s : float
         Payload bandwidth between host and device, per direction.
+    memory_ports : int
+        Ports of the memory that the device's core has.
     """
 
     name: str
@@ -180,6 +182,7 @@ class DeviceSpec:
     memories: tuple[MemorySpec, ...]
     ports: tuple[LinkPortSpec, ...]
     host_bytes_per_s: float
+    memory_ports: int = 1
 
     def __post_init__(self) -> None:
         _check_positive(f"device {self.name} clock", self.clk_hz, "Hz")

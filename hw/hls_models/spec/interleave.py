@@ -33,6 +33,9 @@ Of all sets of bits below 24 these leave 16 rows least uneven, on average and in
 on average, and 70 % at the worst distance.
 """
 
+LEAST_BYTES = 2 << max(PORT_BITS)
+"""Least size of a memory behind two ports: bits of `PORT_BITS` number its bytes."""
+
 _PORT_MASK = sum(1 << bit for bit in PORT_BITS)
 
 
@@ -49,8 +52,8 @@ def port_address(address: int, memory_bytes: int) -> int:
     address : int
         Address as the core has it.
     memory_bytes : int
-        Size of both channels together: a power of two, of which the first channel begins at a
-        multiple, and at least twice what `PORT_BITS` number.
+        Size of both channels together: a power of two, at least `LEAST_BYTES`, of which the first
+        channel begins at a multiple.
     """
     number, low = divmod(address & (memory_bytes - 1), BLOCK_BYTES)
     place = port_of(address) * memory_bytes // 2 + (number >> 1) * BLOCK_BYTES + low
