@@ -8,12 +8,14 @@ frames' trailers. Every simulated device must end with the sum in the order of t
 bit. Cores have 8 x 8 cells; wires carry 16 bytes a cycle and take 128 cycles. ``--predict`` leaves
 the simulated devices out.
 
-``--on-chip`` gives the time of nodes of a board instead, which on-chip links join across a boundary
-of dies: by the cycle model, and how many times the tensor's bytes pass through a node's memory.
+``--on-chip`` gives the time of nodes of a U280 instead, which on-chip links join across a boundary
+of dies: by the cycle model, for one memory port a node and for two, how many times the tensor's
+bytes pass through a node's memory, and the time for as many bytes as ResNet-50's gradients have.
 """
 
 import argparse
 import json
+import math
 from dataclasses import replace
 from fractions import Fraction
 from functools import partial
@@ -22,6 +24,7 @@ from typing import Any
 
 import numpy as np
 
+from fpgapipe.boards.library import load_board
 from fpgapipe.hw.hls_models.cycles.cluster_cycles import predict_cluster
 from fpgapipe.hw.hls_models.cycles.core_cycles import MemorySpec
 from fpgapipe.hw.hls_models.cycles.link_cycles import WireTiming
@@ -55,6 +58,9 @@ LEAST_SHARE = 0.9
 """Share of the wires' payload rate that is wanted."""
 
 NAME = "values"
+
+RESNET50_BYTES = 4 * 25_557_032
+"""Bytes of the gradients of ResNet-50's parameters in FP32."""
 
 
 def program_of(member: Member, elements: int) -> tuple[list[Instruction], int]:
@@ -166,25 +172,31 @@ def measured(
     }
 
 
-def on_chip(num_devices: int, elements: int, memory: MemorySpec) -> dict[str, Any]:
-    """Figures of a number of nodes of a board."""
+def on_chip(num_devices: int, elements: int, memory_ports: int) -> dict[str, Any]:
+    """Figures of a number of nodes of a U280."""
     placement = Placement.chain(num_devices)
     programs = [
         program_of(Member.of(placement, number), elements)[0] for number in range(num_devices)
     ]
+    device = load_board("u280").device_spec()
+    rate = memory_ports * device.memory_bytes_per_s / device.clk_hz
+    memory = MemorySpec(rate, math.ceil(device.memories[0].latency_s * device.clk_hz))
+    core = replace(CORE, links=(OnChipSpec(), OnChipSpec()), memory_ports=memory_ports)
     cycles = predict_cluster(
         programs,
-        [replace(CORE, links=(OnChipSpec(), OnChipSpec()))] * num_devices,
+        [core] * num_devices,
         placement.wires,
         memories=[memory] * num_devices,
         wires=[WireTiming(ON_CHIP_BYTES, 3)] * len(placement.wires),
     ).cycles
     return {
         "nodes": num_devices,
+        "memory_ports": memory_ports,
         "bytes": 4 * elements,
-        "memory_bytes_per_cycle": memory.bytes_per_cycle,
+        "memory_bytes_per_cycle": rate,
         "cycle_model": cycles,
-        "bytes_of_memory_per_byte": cycles * memory.bytes_per_cycle / (4 * elements),
+        "bytes_of_memory_per_byte": cycles * rate / (4 * elements),
+        "resnet50_ms": 1e3 * cycles / device.clk_hz * RESNET50_BYTES / (4 * elements),
     }
 
 
@@ -197,10 +209,12 @@ def main() -> None:
     parser.add_argument("--bytes", type=int, default=1 << 20)
     parser.add_argument("--memory", type=int, nargs="+", default=[64, 128])
     given = parser.parse_args()
-    one = on_chip if given.on_chip else partial(measured, simulate=not given.predict)
+    elements = given.bytes // 4
     found = [
-        one(count, given.bytes // 4, MemorySpec(memory))
-        for count, memory in product(given.devices, given.memory)
+        on_chip(count, elements, each)
+        if given.on_chip
+        else measured(count, elements, MemorySpec(each), simulate=not given.predict)
+        for count, each in product(given.devices, (1, 2) if given.on_chip else given.memory)
     ]
     print(json.dumps(found, indent=1))
 
