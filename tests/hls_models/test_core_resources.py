@@ -336,6 +336,19 @@ def test_yosys_counts_a_whole_core():
         assert each["yosys"] == pytest.approx(getattr(counted, name), rel=0.01)
 
 
+@pytest.mark.parametrize(
+    ("bus_bytes", "lut", "ff", "bram36"),
+    [(16, 231 + 141, 71 + 95, 9), (32, 360 + 142, 72 + 96, 17), (64, 615 + 141, 71 + 95, 32)],
+)
+def test_two_memory_ports(bus_bytes, lut, ff, bram36):
+    """The two interleavers, counted one by one."""
+    spec = CoreSpec(8, 16, 1, 256, ScratchpadSpec(2, 1 << 14), bus_bytes)
+    alone, found = total_of(spec), total_of(dataclasses.replace(spec, memory_ports=2))
+    assert found.lut - alone.lut == pytest.approx(lut, abs=2)
+    assert found.ff - alone.ff == pytest.approx(ff, abs=2)
+    assert found.bram36 - alone.bram36 == bram36
+
+
 def test_links_are_counted():
     """Blocks of one link on a bus of 64 bytes, counted one by one, and what others grow by."""
     spec = CoreSpec(8, 16, 1, 256, ScratchpadSpec(2, 1 << 14), 64)

@@ -18,6 +18,7 @@ from fpgapipe.hw.hls_models.isa.instructions import (
 from fpgapipe.hw.hls_models.isa.vector_fields import COUNTER_BITS
 from fpgapipe.hw.hls_models.isa.vector_op import LANES, MAX_SUMS
 from fpgapipe.hw.hls_models.model.link_dma import most_send_words
+from fpgapipe.hw.hls_models.spec.interleave import BUFFERED_WORDS
 from fpgapipe.hw.hls_models.spec.link import LinkEngineSpec
 from fpgapipe.hw.hls_models.spec.on_chip import LinkEndSpec, OnChipSpec
 from fpgapipe.hw.hls_models.spec.systolic import SystolicSpec
@@ -214,13 +215,13 @@ COEFFICIENTS = {
             _COUNTED + "of two readers",
         ),
         Coefficient(
-            "memory ports", "core with two", 244, 150, 0, 0, "counted",
-            _COUNTED + "order of bursts and of writes; a bus of 16, 32 and 64 bytes",
+            "memory ports", "core with two", 244, 167, 0, 0, "counted",
+            _COUNTED + "order of bursts and of writes; a bus of 16, 32 and 64 bytes. Without the "
+            "memories of words that wait",
         ),
         Coefficient(
-            "memory ports byte", "byte of width", 27.4, 34, 0, 0, "counted",
-            _COUNTED + "32 words that wait at each port in each direction, in LUTs (1,312 of 1,997 "
-            "LUT with a bus of 64 bytes); words of one port or the other",
+            "memory ports byte", "byte of width", 8, 0, 0, 0, "counted",
+            _COUNTED + "words of one port or the other",
         ),
         Coefficient(
             "bus byte", "byte of width", 2, 9, 0, 0, "counted",
@@ -521,6 +522,8 @@ def transfers(bus_bytes: int, memory_ports: int = 1) -> Resources:
     if memory_ports > 1:
         found += COEFFICIENTS["memory ports"].resources
         found += COEFFICIENTS["memory ports byte"].resources * bus_bytes
+        for bits in (8 * bus_bytes + 3, 9 * bus_bytes + 1):  # read, and written with strobes
+            found += memory(BUFFERED_WORDS, bits) * memory_ports
     return found + COEFFICIENTS["arbiter"].resources + bus + waiting
 
 

@@ -19,6 +19,14 @@ BLOCK_BYTES = 1024
 MEMORY_PORTS = (1, 2)
 """Numbers of memory ports that a core can have."""
 
+BUFFERED_WORDS = 128
+"""Words that wait at a port in each direction.
+
+While a block moves at one port, the other one is read ahead, or goes on writing. A block of 16
+words at a port that moves 0.7 words a cycle needs five places. So many lie in block RAMs, of which
+a core has more to spare than of LUTs.
+"""
+
 WORD_CYCLES = 2
 """Cycles by which two ports delay the words that are read, and those that are written."""
 

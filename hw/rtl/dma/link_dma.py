@@ -5,7 +5,7 @@ memory when there is room for it, and a burst to memory begins when its words ar
 memory bus never waits for a link or for another device.
 """
 
-from amaranth.hdl import Module, Mux, Signal, unsigned
+from amaranth.hdl import Module, Mux, Signal
 from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out
 
@@ -17,7 +17,7 @@ from fpgapipe.hw.hls_models.spec.link import NUM_CHANNELS
 from fpgapipe.hw.rtl.dma.load import LoadEngine
 from fpgapipe.hw.rtl.dma.store import StoreEngine
 from fpgapipe.hw.rtl.lib.axi import AxiRead, AxiWrite, Slice
-from fpgapipe.hw.rtl.lib.memory import BlockMemory, BlockMemorySpec
+from fpgapipe.hw.rtl.lib.block_fifo import BlockFifo
 from fpgapipe.hw.rtl.lib.parts import last_part
 from fpgapipe.hw.rtl.lib.queue import WordFifo, issue_layout
 from fpgapipe.hw.rtl.link.link_beats import word_layout
@@ -26,56 +26,6 @@ NUM_PACKETS = 8
 """Largest number of instructions inside an engine; the sequencer issues no more."""
 
 _PACKET = data.StructLayout({"channel": 2, "stream": 8 * STREAM_BYTES, "index": 32})
-
-
-class BlockFifo(wiring.Component):
-    """First-in, first-out buffer in a block memory without initial contents.
-
-    The latency is 2 cycles and the throughput one word per cycle. The buffer holds `depth` words
-    and one more at its output. ``i.ready`` depends on registers alone.
-
-    Parameters
-    ----------
-    bits : int
-        Width of a word, bits.
-    depth : int
-        Number of words, a power of two.
-
-    Members
-    -------
-    i, o : stream of `bits`
-        Words in and out.
-    """
-
-    def __init__(self, bits, depth):
-        self._bits, self._depth = bits, depth
-        shape = stream.Signature(unsigned(bits))
-        super().__init__({"i": In(shape), "o": Out(shape)})
-
-    def elaborate(self, platform):  # noqa: D102
-        m = Module()
-        spec = BlockMemorySpec(self._depth, self._bits, self._bits)
-        m.submodules.memory = memory = BlockMemory(spec)
-        level = Signal(range(self._depth + 1))
-        push, pull = Signal(), Signal()
-        m.d.comb += [
-            self.i.ready.eq(level != self._depth),
-            push.eq(self.i.valid & self.i.ready),
-            pull.eq((level != 0) & (~self.o.valid | self.o.ready)),
-            memory.write.eq(push),
-            memory.write_data.eq(self.i.payload),
-            memory.read.eq(pull),
-            self.o.payload.eq(memory.read_data),
-        ]
-        with m.If(push):
-            m.d.sync += memory.write_row.eq(memory.write_row + 1)
-        with m.If(pull):
-            m.d.sync += memory.read_row.eq(memory.read_row + 1)
-        m.d.sync += [
-            level.eq(level + push - pull),
-            self.o.valid.eq(pull | (self.o.valid & ~self.o.ready)),
-        ]
-        return m
 
 
 def _members(spec):

@@ -4,21 +4,20 @@ from amaranth.hdl import Array, Cat, Module, Mux
 from amaranth.lib import data, wiring
 from amaranth.lib.wiring import In, Out
 
-from fpgapipe.hw.hls_models.spec.interleave import PORT_BITS
+from fpgapipe.hw.hls_models.spec.interleave import BUFFERED_WORDS, PORT_BITS
 from fpgapipe.hw.rtl.lib.axi import AxiRead, AxiWrite
+from fpgapipe.hw.rtl.lib.block_fifo import BlockFifo
 from fpgapipe.hw.rtl.lib.queue import WordFifo
 
 NUM_PORTS = 2
 
-BUFFERED_WORDS = 32
-"""Words that wait at a port in each direction.
-
-While a block moves at one port, the other one is read ahead, or goes on writing. A block of 16
-words at a port that moves 0.7 words a cycle needs five places; a memory in LUTs has 32.
-"""
-
 UNDER_WAY = 128
 """Largest number of bursts of a direction that are under way."""
+
+
+def _bits(bus, fields):
+    """Width of some signals together."""
+    return sum(len(getattr(bus, name)) for name in fields)
 
 
 def _route(m, prefix, i, ports, free):
@@ -81,12 +80,12 @@ class ReadInterleaver(wiring.Component):
             bursts.i.payload.id.eq(i.arid),
             bursts.i.valid.eq(taken),
         ]
-        beat = data.StructLayout({"data": len(i.rdata), "resp": 2, "last": 1})
-        buffers = [WordFifo(beat, BUFFERED_WORDS) for _ in ports]
+        fields = ("rdata", "rresp", "rlast")
+        buffers = [BlockFifo(_bits(i, fields), BUFFERED_WORDS) for _ in ports]
         for number, (o, buffer) in enumerate(zip(ports, buffers, strict=True)):
             m.submodules[f"buffer{number}"] = buffer
             m.d.comb += [
-                *(buffer.i.payload[name].eq(getattr(o, f"r{name}")) for name in beat.members),
+                buffer.i.payload.eq(Cat(getattr(o, name) for name in fields)),
                 buffer.i.valid.eq(o.rvalid),
                 o.rready.eq(buffer.i.ready),
                 buffer.o.ready.eq(i.rready & bursts.o.valid & (bursts.o.payload.port == number)),
@@ -94,10 +93,7 @@ class ReadInterleaver(wiring.Component):
         second, (even, odd) = bursts.o.payload.port, buffers
         m.d.comb += [
             i.rid.eq(bursts.o.payload.id),
-            *(
-                getattr(i, f"r{name}").eq(Mux(second, odd.o.payload[name], even.o.payload[name]))
-                for name in beat.members
-            ),
+            Cat(getattr(i, name) for name in fields).eq(Mux(second, odd.o.payload, even.o.payload)),
             i.rvalid.eq(bursts.o.valid & Mux(second, odd.o.valid, even.o.valid)),
             bursts.o.ready.eq(i.rvalid & i.rready & i.rlast),
         ]
@@ -149,17 +145,17 @@ class WriteInterleaver(wiring.Component):
             bursts.i.payload.id.eq(i.awid),
             bursts.i.valid.eq(taken),
         ]
-        beat = data.StructLayout({"data": len(i.wdata), "strb": len(i.wstrb), "last": 1})
+        fields = ("wdata", "wstrb", "wlast")
         ready = 0
         for number, o in enumerate(ports):
-            buffer = WordFifo(beat, BUFFERED_WORDS)
+            buffer = BlockFifo(_bits(i, fields), BUFFERED_WORDS)
             m.submodules[f"buffer{number}"] = buffer
             its_turn = turns.o.valid & (turns.o.payload == number)
             ready = ready | (its_turn & buffer.i.ready)
             m.d.comb += [
-                *(buffer.i.payload[name].eq(getattr(i, f"w{name}")) for name in beat.members),
+                buffer.i.payload.eq(Cat(getattr(i, name) for name in fields)),
                 buffer.i.valid.eq(i.wvalid & its_turn),
-                *(getattr(o, f"w{name}").eq(buffer.o.payload[name]) for name in beat.members),
+                Cat(getattr(o, name) for name in fields).eq(buffer.o.payload),
                 o.wvalid.eq(buffer.o.valid),
                 buffer.o.ready.eq(o.wready),
                 o.bready.eq(bursts.o.valid & (bursts.o.payload.port == number)),
