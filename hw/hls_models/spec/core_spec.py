@@ -141,7 +141,7 @@ class CoreSpec:
     form : Form
         How the cells of the array are made. Cells are packed on parts with DSP48E2 only.
     memory_ports : int
-        Ports of the memory, 1 or 2: AXI4 masters between which addresses alternate
+        Ports of the memory, 1 or 2: AXI4 masters among which blocks of addresses are shared
         (:mod:`fpgapipe.hw.hls_models.spec.interleave`).
 
     Raises

@@ -8,6 +8,7 @@ that a design cannot use have been deducted already.
 import math
 from dataclasses import dataclass
 
+from fpgapipe.hw.hls_models.spec.interleave import MEMORY_PORTS
 from fpgapipe.hw.hls_models.spec.on_chip import ON_CHIP
 
 BRAM36_BYTES = 36 * 1024 // 8
@@ -187,6 +188,10 @@ class DeviceSpec:
     def __post_init__(self) -> None:
         _check_positive(f"device {self.name} clock", self.clk_hz, "Hz")
         _check_positive(f"device {self.name} host bandwidth", self.host_bytes_per_s, "bytes/s")
+        if self.memory_ports not in MEMORY_PORTS:
+            raise ValueError(
+                f"device {self.name} must have 1 or 2 memory ports, not {self.memory_ports!r}"
+            )
         if not self.dies:
             raise ValueError(f"device {self.name} must have at least one die")
         for what, group in (("die", self.dies), ("memory", self.memories), ("port", self.ports)):
