@@ -62,7 +62,8 @@ class GradientSum:
         begin = 0
         for number, (team, tensors) in enumerate(sums):
             elements = arenas.elements_of(tensors)
-            chunks = chunks_of(f"{GRADIENTS}.sum{number}", elements)
+            by_turns = share.by_turns and not number  # what all devices have
+            chunks = chunks_of(f"{GRADIENTS}.sum{number}", elements, by_turns=by_turns)
             self._sums.append((team, chunks))
             if member.index in team.keepers:
                 at = begin
@@ -75,9 +76,10 @@ class GradientSum:
         self._passing = buffers_of(f"{GRADIENTS}.passing", chunks)
         self.received: list[Tensor] = []
         filled = [team for team, each in self._sums if each]
-        if any(team.receives(member.index) for team in filled):
+        turns = share.by_turns and bool(self._sums[0][1])
+        if turns or any(team.receives(member.index) for team in filled):
             self.received += dict.fromkeys(self._coming)
-        if any(team.passes_on(member.index) for team in filled):
+        if (turns and count > 2) or any(team.passes_on(member.index) for team in filled):
             self.received += dict.fromkeys(self._passing)
 
     def kernels(
@@ -108,19 +110,24 @@ class GradientSum:
         found: list[Kernel] = []
         left_out: list[tuple[Kernel, int]] = []
         done = 0
-        for team, chunks in self._sums:
+        for place, (team, chunks) in enumerate(self._sums):
+            by_turns = share.by_turns and not place
             numbers = list(range(len(chunks)))
             if few and len(chunks) > BUFFERS + 1:
                 numbers = [*range(BUFFERS), len(chunks) - 1]
                 more = len(chunks) - len(numbers)
-                one = all_reduce(SUM, member, chunks[:1], self._coming, region, team, self._passing)
-                left_out += [(kernel, more) for kernel in one]
+                alike = 2 if by_turns else 1
+                kernels = all_reduce(
+                    *(SUM, member, chunks[:alike], self._coming, region, team, self._passing),
+                    by_turns=by_turns,
+                )
+                left_out += [(kernel, -(-more // alike)) for kernel in kernels]
             coming, passing = (
                 [each[done + number] for number in numbers]
                 for each in (self._coming, self._passing)
             )
             some = [chunks[number] for number in numbers]
-            found += all_reduce(SUM, member, some, coming, region, team, passing)
+            found += all_reduce(SUM, member, some, coming, region, team, passing, by_turns=by_turns)
             done += len(chunks)
         for number, tensor in enumerate(averages):
             ways = [(0, member.num_devices - 1, tensor)]

@@ -11,7 +11,13 @@ from fpgapipe.lowering.memory.placed import Placed, page
 from fpgapipe.lowering.placement import Placement
 from fpgapipe.lowering.program.assemble import assemble
 from fpgapipe.lowering.program.lanes import lanes_of
-from fpgapipe.lowering.sums.all_reduce import Member, all_reduce, buffers_of, chunks_of
+from fpgapipe.lowering.sums.all_reduce import (
+    Member,
+    adds_by_turns,
+    all_reduce,
+    buffers_of,
+    chunks_of,
+)
 from fpgapipe.lowering.tiling.kernel import Tensor
 from fpgapipe.partition.pricing.plan_cores import memory_specs, wire_timings
 from fpgapipe.partition.pricing.price_cache import remembered
@@ -65,7 +71,8 @@ def all_reduce_cycles(
     """
     if len(cores) < 2 or not elements:
         return 0
-    sizes = [chunk.elements for chunk in chunks_of(NAME, elements)]
+    by_turns = adds_by_turns(cores)
+    sizes = [chunk.elements for chunk in chunks_of(NAME, elements, by_turns=by_turns)]
     if len(cores) <= MANY_DEVICES or any(len(set(each)) > 1 for each in (cores, memories, wires)):
         return round(_cycles(sizes, cores, memories, wires))
     whole, half = (
@@ -101,8 +108,10 @@ def _cycles(
 
     def find() -> int:
         placement = Placement.chain(len(cores))
+        by_turns = adds_by_turns(cores)
         programs = [
-            _program(Member.of(placement, number), sizes, core) for number, core in enumerate(cores)
+            _program(Member.of(placement, number), sizes, core, by_turns=by_turns)
+            for number, core in enumerate(cores)
         ]
         found = predict_cluster(programs, cores, placement.wires, memories=memories, wires=wires)
         return found.cycles
@@ -110,18 +119,20 @@ def _cycles(
     return float(remembered(question, find))
 
 
-def _program(member: Member, sizes: Sequence[int], core: CoreSpec) -> Program:
+def _program(member: Member, sizes: Sequence[int], core: CoreSpec, *, by_turns: bool) -> Program:
     """The program of a device that does nothing else; its values lie at the beginning."""
     chunks = [Tensor(f"{NAME}{number}", (size,)) for number, size in enumerate(sizes)]
-    coming = buffers_of(NAME + ".coming", chunks)
+    coming, passing = (buffers_of(f"{NAME}.{way}", chunks) for way in ("coming", "passing"))
     region = lanes_of(core.scratchpad, 1)[0].vectors
     places = {}
     at = 0
     for chunk in chunks:
         places[chunk.name] = Placed(at, at + chunk.size_bytes)
         at += chunk.size_bytes
-    for buffer in dict.fromkeys(coming):
+    for buffer in dict.fromkeys((*coming, *passing) if by_turns else coming):
         at = page(at)
         places[buffer.name] = Placed(at, at + buffer.size_bytes)
         at += buffer.size_bytes
-    return assemble(list(all_reduce(NAME, member, chunks, coming, region)), places).instructions
+    ways = passing if by_turns else ()
+    kernels = all_reduce(NAME, member, chunks, coming, region, passing=ways, by_turns=by_turns)
+    return assemble(list(kernels), places).instructions

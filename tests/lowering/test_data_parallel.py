@@ -14,7 +14,10 @@ from fpgapipe.errors import UserError
 from fpgapipe.host.backends.model import ModelBackend
 from fpgapipe.host.backends.simulator import SimulatorBackend
 from fpgapipe.hw.hls_models.cycles.core_cycles import MemorySpec
+from fpgapipe.hw.hls_models.isa.instructions import Opcode
 from fpgapipe.hw.hls_models.model.core import CoreModel
+from fpgapipe.hw.hls_models.spec.link import Channel
+from fpgapipe.hw.hls_models.spec.on_chip import OnChipSpec
 from fpgapipe.lowering.lower import Lowering
 from fpgapipe.lowering.memory.layout import memory_bytes
 from fpgapipe.lowering.memory.memory_map import from_json, to_json
@@ -31,6 +34,15 @@ from fpgapipe.sim_tb.native.phy import WireSpec
 
 SAMPLES = 2
 WIRE = WireSpec(phy_bytes=16, bytes_per_cycle=Fraction(16), latency_cycles=128)
+
+
+NODE = replace(CORE, links=(OnChipSpec(), OnChipSpec()))
+"""The core of a node, whose links lie within a board."""
+
+
+def sent_sums(part):
+    """Channels of the packets that a device sends for sums: the first one sends values alone."""
+    return [each.body["channel"] for each in part.instructions if each.opcode is Opcode.SEND]
 
 
 def on_one(graph, inputs, labels, options=None, together=1):
@@ -53,20 +65,20 @@ def by_samples(graph, num_devices):
     return dict.fromkeys(graph.layers, Degrees(sample=num_devices))
 
 
-def shared_batch(graph, num_devices, count, options=None):
+def shared_batch(graph, num_devices, count, options=None, core=CORE):
     """The programs of devices that share the micro-batches."""
     degrees = by_samples(graph, num_devices)
-    return in_parts(graph, [CORE] * num_devices, degrees, count, options=options)
+    return in_parts(graph, [core] * num_devices, degrees, count, options=options)
 
 
-def on_several(graph, num_devices, inputs, labels, order="any", options=None):
+def on_several(graph, num_devices, inputs, labels, order="any", options=None, core=CORE):
     """The programs, and what each device leaves behind."""
     options = options or StepOptions()
-    pipeline = shared_batch(graph, num_devices, len(labels) // SAMPLES, options)
+    pipeline = shared_batch(graph, num_devices, len(labels) // SAMPLES, options, core)
     memories = pipeline.images(initial_parameters(graph, 0))
     pipeline.set_batch(memories, inputs, labels)
     programs = [part.instructions for part in pipeline.parts]
-    left = run_devices([CORE] * num_devices, memories, programs, SCALARS, ORDERS[order])
+    left = run_devices([core] * num_devices, memories, programs, SCALARS, ORDERS[order])
     assert left == [0] * num_devices
     found = [
         left_behind(part, memory, options)
@@ -76,14 +88,26 @@ def on_several(graph, num_devices, inputs, labels, order="any", options=None):
 
 
 @pytest.mark.parametrize(
-    ("num_devices", "order"), [(2, "any"), (3, "first"), (4, "last"), (4, "transfers early")]
+    ("num_devices", "order", "core"),
+    [
+        (2, "any", CORE),
+        (3, "first", CORE),
+        (4, "last", CORE),
+        (4, "transfers early", CORE),
+        (2, "last", NODE),
+        *((3, order, NODE) for order in ORDERS),
+        (4, "first", NODE),
+    ],
 )
-def test_weights_of_one_device(num_devices, order):
+def test_weights_of_one_device(num_devices, order, core, monkeypatch):
     """With one micro-batch on each device, sums have the order of one device that does all."""
+    monkeypatch.setattr(all_reduce, "CHUNK_BYTES", (512, 1024))  # many chunks
     graph = every_operator(SAMPLES)
     inputs, labels = random_batch(graph, 0, num_devices)
     expected = on_one(graph, inputs, labels)
-    pipeline, memories, found = on_several(graph, num_devices, inputs, labels, order)
+    pipeline, memories, found = on_several(graph, num_devices, inputs, labels, order, core=core)
+    by_turns = [each for each in sent_sums(pipeline.parts[0]) if each == Channel.GRADIENTS]
+    assert bool(by_turns) == (core is NODE and num_devices < 4)
     assert pipeline.outcome(memories) == expected.pop("outcome")
     first = on_one(graph, {name: each[:SAMPLES] for name, each in inputs.items()}, labels[:SAMPLES])
     for device in found:
