@@ -14,9 +14,10 @@ import dataclasses
 import json
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
-from figure import commit
+from figure import commit, write_figure
 
 import fpgapipe
 from fpgapipe.boards.cluster import Cluster
@@ -30,6 +31,12 @@ CASES = (
     ("gpt2_small", "u280"),
     ("gnmt8", "u280"),
 )
+
+NOTE = (
+    "Samples a second by programs (`by`: machine) or formulas (estimate): one core of a board, the "
+    "board on the number of nodes that is fastest, and one of these nodes alone."
+)
+
 BATCH = 32
 """Samples of a mini-batch for each node."""
 
@@ -105,6 +112,7 @@ def case(network: str, name: str, options: dict[str, Any]) -> dict[str, Any]:
     return {
         "network": network,
         "board": name,
+        "commit": commit(),
         **found,
         "shared_to_one_core": _ratio(rates["shared"], rates["one_core"]),
         "shared_to_its_nodes": _ratio(rates["shared"], nodes * rates.get("one_node", 0.0)),
@@ -125,7 +133,9 @@ def chain(network: str, name: str, count: int, options: dict[str, Any]) -> dict[
         for boards in (1, count)
     }
     rates = [each.get("samples_per_s", 0.0) for each in found.values()]
-    return {"network": network, "board": name, "boards": found, "ratio": _ratio(*reversed(rates))}
+    ratio = _ratio(*reversed(rates))
+    whole = {"network": network, "board": name, "commit": commit()}
+    return whole | {"boards": found, "ratio": ratio}
 
 
 def _ratio(one: float, other: float) -> float | None:
@@ -141,17 +151,28 @@ def main() -> None:
     parser.add_argument("--nodes", type=int, help="nodes of a board, searched by default")
     parser.add_argument("--cells", default="plain", choices=("plain", "packed"))
     parser.add_argument("--chain", type=int, help="boards of a chain for ResNet-50")
+    parser.add_argument("-o", "--output", type=Path, help="keep what is found in this file, too")
     given = parser.parse_args()
     options = {"strategy": given.strategy, "nodes": given.nodes, "cells": given.cells}
-    cases = [
-        case(network, board, options)
-        for network, board in CASES
-        if network in given.networks and board in given.boards
-    ]
-    result: dict[str, Any] = {"commit": commit(), "cases": cases}
+    kept = json.loads(given.output.read_text()) if given.output and given.output.exists() else {}
+    found: dict[str, Any] = {name: kept[name] for name in ("cases", "chain") if name in kept}
+    for network, board in CASES:
+        if network in given.networks and board in given.boards:
+            one = case(network, board, options)
+            before = found.get("cases", [])
+            place = (network, board)
+            found["cases"] = [e for e in before if (e["network"], e["board"]) != place] + [one]
+            _keep(given.output, found)
     if given.chain:
-        result["chain"] = chain("resnet50", "u280", given.chain, options)
-    print(json.dumps(result, indent=1))
+        found["chain"] = chain("resnet50", "u280", given.chain, options)
+        _keep(given.output, found)
+    print(json.dumps(found, indent=1))
+
+
+def _keep(path: Path | None, found: dict[str, Any]) -> None:
+    """Write what was found so far."""
+    if path is not None:
+        write_figure(path, "bench/bench_shared_boards.py", NOTE, found)
 
 
 if __name__ == "__main__":
