@@ -197,7 +197,7 @@ def test_predicts_cycles_counted_by_hand():
 )
 def test_gateware_matches_model(bus_bytes, burst_beats, outstanding, tmp_path):
     engines = Engines(spec_of(bus_bytes, burst_beats, outstanding))
-    assert simulate(engines, "tb_dma", tmp_path).tests == TESTS
+    assert simulate(engines, "bus.tb_dma", tmp_path).tests == TESTS
 
 
 # A fault in the Verilog, and the test that has to see it.
@@ -235,11 +235,11 @@ def test_testbench_sees_faults(tmp_path):
     )
     parameters = dataclasses.asdict(spec_of(64, 4, 4))
     unharmed = simulate_verilog(
-        verilog, "tb_dma", tmp_path, parameters=parameters | {"fault": 0}, seed=1
+        verilog, "bus.tb_dma", tmp_path, parameters=parameters | {"fault": 0}, seed=1
     )
     assert unharmed.tests == TESTS
     for number, (name, (*_, test)) in enumerate(FAULTS.items(), start=1):
         chosen = parameters | {"fault": number, "only": test}
         with pytest.raises(SimulationError) as caught:
-            simulate_verilog(verilog, "tb_dma", tmp_path, parameters=chosen, seed=1)
+            simulate_verilog(verilog, "bus.tb_dma", tmp_path, parameters=chosen, seed=1)
         assert list(caught.value.failures) == [test], name

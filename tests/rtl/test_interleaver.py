@@ -106,7 +106,7 @@ class Interleavers(wiring.Component):
 @pytest.mark.sim
 @pytest.mark.parametrize("bus_bytes", [16, 64])
 def test_interleavers(bus_bytes, tmp_path):
-    assert simulate(Interleavers(bus_bytes), "tb_interleaver", tmp_path, seed=1).tests == TESTS
+    assert simulate(Interleavers(bus_bytes), "bus.tb_interleaver", tmp_path, seed=1).tests == TESTS
 
 
 def mixes_ports(reads, m):
@@ -140,5 +140,5 @@ def test_testbench_sees(fault, tmp_path, monkeypatch):
     name, change, test = FAULTS[fault]
     monkeypatch.setattr(interleaver, name, twin(getattr(interleaver, name), change))
     with pytest.raises(SimulationError) as caught:
-        simulate(Interleavers(16), "tb_interleaver", tmp_path, seed=1)
+        simulate(Interleavers(16), "bus.tb_interleaver", tmp_path, seed=1)
     assert TESTS[test] in caught.value.failures

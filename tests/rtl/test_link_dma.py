@@ -190,7 +190,7 @@ def test_a_wrong_packet_is_an_error():
 )
 def test_gateware_matches_model(bus_bytes, burst_beats, outstanding, narrow, tmp_path):
     engines = Engines(spec_of(bus_bytes, burst_beats, outstanding, narrow=narrow))
-    assert simulate(engines, "tb_link_dma", tmp_path).tests == TESTS
+    assert simulate(engines, "bus.tb_link_dma", tmp_path).tests == TESTS
 
 
 # A fault in the Verilog, and the test that has to see it.
@@ -255,13 +255,13 @@ def test_testbench_sees_faults(tmp_path):
     )
     parameters = dataclasses.asdict(spec_of(64, 4, 16))
     unharmed = simulate_verilog(
-        verilog, "tb_link_dma", tmp_path, parameters=parameters | {"fault": 0}, seed=1
+        verilog, "bus.tb_link_dma", tmp_path, parameters=parameters | {"fault": 0}, seed=1
     )
     assert unharmed.tests == TESTS
     for number, (name, (*_, test)) in enumerate(FAULTS.items(), start=1):
         chosen = parameters | {"fault": number, "only": test}
         with pytest.raises(SimulationError) as caught:
-            simulate_verilog(verilog, "tb_link_dma", tmp_path, parameters=chosen, seed=1)
+            simulate_verilog(verilog, "bus.tb_link_dma", tmp_path, parameters=chosen, seed=1)
         assert list(caught.value.failures) == [test], name
 
 
@@ -282,5 +282,5 @@ def test_testbench_sees_wrong_parts(fault, tmp_path, monkeypatch):
     monkeypatch.setattr(link_dma, "last_part", last_part)
     engines = Engines(spec_of(16, 4, 8, narrow=True))
     with pytest.raises(SimulationError) as caught:
-        simulate(engines, "tb_link_dma", tmp_path)
+        simulate(engines, "bus.tb_link_dma", tmp_path)
     assert "packets_match_model" in caught.value.failures

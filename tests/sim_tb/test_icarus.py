@@ -40,7 +40,7 @@ def test_packed_cells_match_model(tmp_path):
 def test_buses_match_model(tmp_path):
     """Both kinds of memory, pauses, errors; ports that a test does not drive are 0."""
     spec = spec_of(64, 16, 16)
-    found = simulate(Engines(spec), "tb_dma", tmp_path, seed=1, simulator="icarus")
+    found = simulate(Engines(spec), "bus.tb_dma", tmp_path, seed=1, simulator="icarus")
     assert found.tests == TESTS
 
 

@@ -1,0 +1,1 @@
+"""Testbenches of what moves words over the memory bus."""
