@@ -51,16 +51,14 @@ class Part:
     chosen: NDArray[np.bool_] | None = None
 
     def of(self, data: NDArray[np.uint8]) -> NDArray[np.uint8]:
-        """The bytes of the part, given those of the range."""
+        """The bytes of the part, given those of the range: a copy, unless they are all."""
         if self.chosen is None:
             return data[self.where]
         return data[self.where].reshape(-1, BLOCK_BYTES)[self.chosen].reshape(-1)
 
     def put(self, data: NDArray[np.uint8], found: NDArray[np.uint8]) -> None:
-        """Put the bytes of the part into those of the range."""
-        if self.chosen is None:
-            data[self.where] = found
-        else:
+        """Put what `of` gave, and what was changed since, into the bytes of the range."""
+        if self.chosen is not None:
             rows = data[self.where].reshape(-1, BLOCK_BYTES)
             rows[self.chosen] = found.reshape(-1, BLOCK_BYTES)
 

@@ -166,7 +166,7 @@ class XrtTransport(BoardTransport):
         data = np.ascontiguousarray(data)
         buffers, offset = self._buffers.at(address, data.size)
         for part in self._parts(address, offset, data.size):
-            bytes_of_part = np.ascontiguousarray(part.of(data))
+            bytes_of_part = part.of(data)
             code = self._library.fpgapipe_write(
                 buffers[part.port], part.first, bytes_of_part.ctypes.data, bytes_of_part.size
             )
@@ -177,7 +177,7 @@ class XrtTransport(BoardTransport):
         buffers, offset = self._buffers.at(address, size_bytes)
         found = np.empty(size_bytes, np.uint8)
         for part in self._parts(address, offset, size_bytes):
-            bytes_of_part = np.empty(part.size_bytes, np.uint8)
+            bytes_of_part = part.of(found)
             code = self._library.fpgapipe_read(
                 buffers[part.port], part.first, bytes_of_part.ctypes.data, part.size_bytes
             )
