@@ -70,7 +70,9 @@ def channels_of_bus(
     reads["hold"] = latency_cycles + LOAD_HOLD_CYCLES
     writes["hold"] = latency_cycles + STORE_HOLD_CYCLES
     reads["fastest"] = writes["fastest"] = [own, *links]
-    table["in_block"] = np.minimum(table["fastest"], port)
+    # The chunks of a packet are blocks that follow one another, and so at both ports.
+    table["in_block"] = table["fastest"]
+    table["in_block"][:2] = np.minimum(own, port)
     reads["most_words"] = [words, *[min(words, send_words(core))] * len(links)]
     writes["most_words"] = burst
     return table

@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 from fpgapipe.hw.hls_models.spec.on_chip import LinkEndSpec, OnChipSpec
 
-ON_CHIP_CHUNK_WORDS = 16
+ON_CHIP_CHUNK_WORDS = 8
 """Words of an on-chip link that the model moves together."""
 
 

@@ -505,8 +505,9 @@ def _bursts(body: Mapping[str, Any], core: CoreSpec, link: EndCycles, slots: int
     bursts_words = _sizes(longest, memory, *(body[name] for name in names))
     # A tag has come before, which may be the last of the first frame's words to be taken.
     room = slots - 1 if link.cuts_through else (slots - 1) * link.chunk_words
-    if max(bursts_words, default=0) > room:
-        part = max(room // 2, 1)
+    most = min(room, link.chunk_words) if link.cuts_through else room
+    if max(bursts_words, default=0) > most:
+        part = most if link.cuts_through else max(room // 2, 1)
         cut = (range(0, each, part) for each in bursts_words)
         pairs = zip(bursts_words, cut, strict=True)
         bursts_words = [min(part, each - at) for each, begins in pairs for at in begins]

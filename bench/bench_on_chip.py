@@ -1,0 +1,143 @@
+"""On-chip links between simulated cores: bytes a cycle of a packet, and what an end costs.
+
+One core sends a packet from its memory, the other one puts it into its own, with memories that give
+a word a cycle and more (ideal) and with those of one and of two ports of a U280's HBM. Prints one
+JSON object: for each memory the cycles of the hardware and of the cycle model, the bytes a cycle
+from the first word to the last (two sizes of packets tell them), their share of the memory's rate,
+and whether every byte arrived. Cores have 4x4 cells.
+"""
+
+import argparse
+import json
+import math
+from dataclasses import replace
+from fractions import Fraction
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from fpgapipe.boards.library import load_board
+from fpgapipe.host.bench.cluster_bench import bring_up_links
+from fpgapipe.hw.hls_models.cycles.cluster_cycles import predict_cluster
+from fpgapipe.hw.hls_models.cycles.core_cycles import MemorySpec
+from fpgapipe.hw.hls_models.cycles.link_cycles import WireTiming
+from fpgapipe.hw.hls_models.isa.instructions import Instruction, Opcode
+from fpgapipe.hw.hls_models.isa.program import Program
+from fpgapipe.hw.hls_models.model.core_protocol import check_program, prepare_program
+from fpgapipe.hw.hls_models.model.link_dma import packet
+from fpgapipe.hw.hls_models.model.registers import RegisterMap
+from fpgapipe.hw.hls_models.resources.core_counts import links as link_resources
+from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec, ScratchpadSpec
+from fpgapipe.hw.hls_models.spec.on_chip import ON_CHIP_BYTES, OnChipSpec
+from fpgapipe.lowering.memory.placed import page
+from fpgapipe.sim_tb.cluster.cluster import Cluster
+from fpgapipe.sim_tb.cluster.cluster_nodes import Node, cable
+from fpgapipe.sim_tb.native.core_device import build_device
+from fpgapipe.sim_tb.native.native import NativeDevice
+from fpgapipe.sim_tb.native.phy import WireSpec
+
+CORE = CoreSpec(4, 4, scratchpad=ScratchpadSpec(4, 1 << 14), links=(OnChipSpec(),), outstanding=64)
+
+LATENCY_CYCLES = 5
+"""Latency of wires that cross two boundaries of dies."""
+
+LEAST_BYTES, LEAST_SHARE, MOST_LUTS = 62, 0.95, 3_000
+"""What is wanted: bytes a cycle with an ideal memory, share of a port, LUTs of a link's end."""
+
+
+def cycles_of(core: CoreSpec, memory: MemorySpec, size_bytes: int) -> tuple[int, int]:
+    """Cycles of a packet on the simulated cores and by the model; asserts that it arrived."""
+    registers = RegisterMap(core)
+    operations = (Opcode.SEND, Opcode.RECEIVE)
+    programs = [
+        Program.of(
+            [
+                Instruction(operation, (), (), 0, packet(0, size_bytes, stream=0)),
+                Instruction(Opcode.END),
+            ]
+        )
+        for operation in operations
+    ]
+    values = np.random.default_rng(size_bytes).integers(0, 256, size_bytes, np.uint8)
+    entry = page(size_bytes)
+    library, _, _ = build_device(core)
+    nodes = []
+    for number, program in enumerate(programs):
+        device = NativeDevice(
+            library,
+            memory_bytes=page(entry + program.num_bytes),
+            bytes_per_cycle=Fraction(memory.bytes_per_cycle).limit_denominator(1000),
+            latency_cycles=memory.latency_cycles,
+        )
+        if number == 0:
+            device.memory[:size_bytes] = values
+        code = np.frombuffer(program.encode(), np.uint8)
+        device.memory[entry : entry + code.size] = code
+        nodes.append(Node(f"node {number}", device, registers))
+    wire = WireSpec(ON_CHIP_BYTES, ON_CHIP_BYTES, LATENCY_CYCLES)
+    with Cluster(nodes, cable((0, 0), (1, 0), wire), threads=1) as cluster:
+        bring_up_links(cluster)
+        for number, node in enumerate(nodes):
+            write = partial(cluster.write_register, number)
+            prepare_program(write, registers, entry, len(node.device.memory))
+        begin = cluster.cycle
+        for number in range(len(nodes)):
+            control = registers["CONTROL"]
+            cluster.write_register(number, control.offset, control.field("start").mask)
+        cluster.run()
+        for number in range(len(nodes)):
+            check_program(partial(cluster.read_register, number), registers)
+        assert np.array_equal(nodes[1].device.memory[:size_bytes], values), "bytes were lost"
+        rtl = max(node.device.statistics.irq_cycle for node in nodes) - begin
+    found = predict_cluster(
+        programs,
+        [core] * 2,
+        [((0, 0), (1, 0))],
+        memories=[memory] * 2,
+        wires=[WireTiming(ON_CHIP_BYTES, LATENCY_CYCLES)],
+    )
+    return rtl, found.cycles
+
+
+def main() -> None:
+    """Print the figures."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--bytes", type=int, default=1 << 20)
+    size_bytes = parser.parse_args().bytes
+    board = load_board("u280").device_spec()
+    port = board.memory_bytes_per_s / board.clk_hz
+    latency = math.ceil(board.memories[0].latency_s * board.clk_hz)
+    cases: dict[str, tuple[int, MemorySpec]] = {
+        "ideal": (1, MemorySpec(128, latency)),
+        "one port": (1, MemorySpec(port, latency)),
+        "two ports": (2, MemorySpec(2 * port, latency)),
+    }
+    found: dict[str, Any] = {}
+    for name, (ports, memory) in cases.items():
+        core = replace(CORE, memory_ports=ports)
+        (small, small_model), (large, large_model) = (
+            cycles_of(core, memory, size) for size in (size_bytes // 4, size_bytes)
+        )
+        moved = size_bytes - size_bytes // 4
+        rate = moved / (large - small)
+        found[name] = {
+            "bytes": size_bytes,
+            "memory_bytes_per_cycle": memory.bytes_per_cycle,
+            "rtl_cycles": large,
+            "model_cycles": large_model,
+            "bytes_per_cycle": rate,
+            "model_bytes_per_cycle": moved / (large_model - small_model),
+            "share_of_memory": rate / memory.bytes_per_cycle,
+        }
+    lut = link_resources(CORE.links, CORE.bus_bytes).lut
+    within = {
+        "ideal": found["ideal"]["bytes_per_cycle"] >= LEAST_BYTES,
+        "one port": found["one port"]["share_of_memory"] >= LEAST_SHARE,
+        "lut": lut <= MOST_LUTS,
+    }
+    print(json.dumps({"packets": found, "lut_by_model": lut, "within": within}, indent=1))
+
+
+if __name__ == "__main__":
+    main()
