@@ -34,7 +34,8 @@ from fpgapipe.errors import UserError
 from fpgapipe.host.make.networks import loader
 from fpgapipe.hw.hls_models.spec.device import ClusterSpec
 from fpgapipe.partition.cost.cost import candidate_cores
-from fpgapipe.partition.explore.explorer import Request, counts_tried, explore
+from fpgapipe.partition.explore.explorer import counts_tried, explore
+from fpgapipe.partition.explore.request import Request
 from fpgapipe.partition.plan import Plan
 from fpgapipe.partition.pricing.best_plan import best_plan
 from fpgapipe.partition.pricing.climb import least_of

@@ -15,8 +15,8 @@ from typing import Any
 from fpgapipe.boards.cluster import chain_of
 from fpgapipe.boards.library import load_board
 from fpgapipe.host.make.networks import loader
-from fpgapipe.partition.explore.explorer import Request
 from fpgapipe.partition.explore.planned import one_link_each
+from fpgapipe.partition.explore.request import Request
 from fpgapipe.partition.plan import Plan
 from fpgapipe.partition.pricing.best_plan import best_plan
 from fpgapipe.partition.strategies.data_parallel import plan_data_parallel

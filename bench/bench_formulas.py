@@ -20,7 +20,8 @@ from fpgapipe.boards.cluster import chain_of
 from fpgapipe.boards.library import load_board
 from fpgapipe.errors import UserError
 from fpgapipe.host.make.networks import loader
-from fpgapipe.partition.explore.explorer import Request, explore
+from fpgapipe.partition.explore.explorer import explore
+from fpgapipe.partition.explore.request import Request
 from fpgapipe.partition.pricing.best_plan import best_plan
 
 NOTE = (

@@ -41,8 +41,9 @@ from fpgapipe.host.build.build import write_build
 from fpgapipe.host.cli.main import main as fpgapipe
 from fpgapipe.hw.rtl import core_verilog
 from fpgapipe.network.zoo.layers import Network
-from fpgapipe.partition.explore.explorer import Request, explore
+from fpgapipe.partition.explore.explorer import explore
 from fpgapipe.partition.explore.planned import as_plan
+from fpgapipe.partition.explore.request import Request
 
 MOST_S = 10.0
 MOST_BYTES = 2 << 30

@@ -12,7 +12,7 @@ import time
 from fpgapipe.boards.cluster import chain_of
 from fpgapipe.boards.library import load_board
 from fpgapipe.network.load import load_network
-from fpgapipe.partition.explore.explorer import Request
+from fpgapipe.partition.explore.request import Request
 from fpgapipe.partition.strategies.plan_layerwise import plan_any_degrees
 
 NETWORKS = ("alexnet", "vgg16", "inception-v3", "resnet18", "resnet50")

@@ -16,8 +16,9 @@ from fpgapipe.boards.library import load_board
 from fpgapipe.lowering.memory.layout import lay_out, memory_bytes
 from fpgapipe.lowering.program.step_program import StepProgram
 from fpgapipe.network.load import load_network
-from fpgapipe.partition.explore.explorer import Request, explore
+from fpgapipe.partition.explore.explorer import explore
 from fpgapipe.partition.explore.planned import as_plan
+from fpgapipe.partition.explore.request import Request
 from fpgapipe.partition.pricing.machine import lower_plan
 from fpgapipe.partition.pricing.plan_memory import node_memory
 from fpgapipe.partition.schedule.schedule_kinds import tried_schedules

@@ -17,7 +17,7 @@ from fpgapipe.boards.cluster import chain_of
 from fpgapipe.boards.library import load_board
 from fpgapipe.network.load import load_network
 from fpgapipe.network.zoo import NETWORKS
-from fpgapipe.partition.explore.explorer import Request
+from fpgapipe.partition.explore.request import Request
 from fpgapipe.partition.pricing.best_plan import best_plan
 
 

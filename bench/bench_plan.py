@@ -36,7 +36,7 @@ from fpgapipe.network.frontends.torch.torch_program import from_torch
 from fpgapipe.network.graph import Graph
 from fpgapipe.network.load import load_network
 from fpgapipe.network.zoo.layers import Network
-from fpgapipe.partition.explore.explorer import Request
+from fpgapipe.partition.explore.request import Request
 from fpgapipe.partition.pricing.best_plan import best_plan
 from fpgapipe.partition.pricing.prediction import PipelineTiming
 from fpgapipe.partition.schedule.schedule_kinds import num_engines_of

@@ -9,7 +9,8 @@ import time
 from fpgapipe.boards.cluster import chain_of
 from fpgapipe.boards.library import load_board
 from fpgapipe.host.make.networks import loader
-from fpgapipe.partition.explore.explorer import Request, explore
+from fpgapipe.partition.explore.explorer import explore
+from fpgapipe.partition.explore.request import Request
 from fpgapipe.partition.schedule.schedule_kinds import compared_schedules
 from fpgapipe.partition.strategies.comparison import compare
 

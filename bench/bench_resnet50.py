@@ -31,7 +31,7 @@ from fpgapipe.lowering.units.step_options import scalar_bits
 from fpgapipe.network.graph import Graph
 from fpgapipe.network.initial_values import initial_parameters, random_batch
 from fpgapipe.network.load import load_network
-from fpgapipe.partition.explore.explorer import Request
+from fpgapipe.partition.explore.request import Request
 from fpgapipe.partition.pricing.best_plan import best_plan
 from fpgapipe.partition.pricing.cycle_account import CycleAccount, accounts
 from fpgapipe.partition.pricing.machine import lower_plan

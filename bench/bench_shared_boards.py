@@ -150,7 +150,7 @@ def main() -> None:
     parser.add_argument("--boards", nargs="+", default=["u280", "u55c"])
     parser.add_argument("--strategy")
     parser.add_argument("--nodes", type=int, help="nodes of a board, searched by default")
-    parser.add_argument("--cells", default="plain", choices=("plain", "packed"))
+    parser.add_argument("--cells", choices=("plain", "packed"))
     parser.add_argument("--chain", type=int, help="boards of a chain for ResNet-50")
     parser.add_argument("-o", "--output", type=Path, help="keep what is found in this file, too")
     given = parser.parse_args()

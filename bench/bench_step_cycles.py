@@ -21,7 +21,7 @@ from fpgapipe.lowering.units.network_units import units_of
 from fpgapipe.lowering.units.step_options import StepOptions
 from fpgapipe.network.graph import Graph
 from fpgapipe.network.load import load_network
-from fpgapipe.partition.explore.explorer import Request
+from fpgapipe.partition.explore.request import Request
 from fpgapipe.partition.plan import Plan
 from fpgapipe.partition.pricing.best_plan import best_plan
 from fpgapipe.partition.pricing.cycle_account import Cause, CycleAccount, accounts

@@ -17,8 +17,8 @@ from fpgapipe.boards.library import load_board
 from fpgapipe.errors import UserError
 from fpgapipe.host.make.networks import loader
 from fpgapipe.hw.hls_models.spec.device import ClusterSpec
-from fpgapipe.partition.explore.explorer import Request
 from fpgapipe.partition.explore.planned import one_link_each
+from fpgapipe.partition.explore.request import Request
 from fpgapipe.partition.plan import Plan
 from fpgapipe.partition.pricing.best_plan import best_plan
 from fpgapipe.partition.strategies.comparison import hidden_sum

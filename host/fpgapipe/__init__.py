@@ -92,8 +92,9 @@ if TYPE_CHECKING:  # type checkers learn here what each name is
     from fpgapipe.network.initial_values import initial_parameters
     from fpgapipe.network.load import load_network
     from fpgapipe.network.losses import Loss
-    from fpgapipe.partition.explore.explorer import Exploration, Request, explore
+    from fpgapipe.partition.explore.explorer import Exploration, explore
     from fpgapipe.partition.explore.planned import as_plan, one_link_each
+    from fpgapipe.partition.explore.request import Request
     from fpgapipe.partition.explore.smallest import explore_smallest
     from fpgapipe.partition.plan import Plan
     from fpgapipe.partition.schedule.schedule_kinds import make_schedule

@@ -46,8 +46,9 @@ from fpgapipe.lowering.program.late_updates import late_options
 from fpgapipe.lowering.units.network_units import check_network
 from fpgapipe.lowering.units.step_options import StepOptions
 from fpgapipe.partition.cost.cores import RESOURCES, with_room
-from fpgapipe.partition.explore.explorer import Request, explore
+from fpgapipe.partition.explore.explorer import explore
 from fpgapipe.partition.explore.planned import one_link_each, with_larger_scratchpads
+from fpgapipe.partition.explore.request import Request
 from fpgapipe.partition.plan import Plan
 from fpgapipe.partition.pricing.best_plan import BestPlan, best_plan
 from fpgapipe.partition.pricing.climb import FASTEST
@@ -195,7 +196,7 @@ def build(
     strategy: str = "pipeline",
     schedule: str = "1f1b-as",
     array: tuple[int, int] | None = None,
-    cells: str = "plain",
+    cells: str | None = None,
     options: StepOptions | None = None,
     seed: int = 0,
     parameters: str | None = None,
@@ -232,8 +233,9 @@ def build(
         Order of the passes, or ``auto`` for the best of several.
     array : (int, int), optional
         Rows and columns of each device's array; as few as are fast if it is not given.
-    cells : str
-        How the cells are made: ``plain``, or ``packed``, two in a DSP48E2.
+    cells : str, optional
+        How the cells are made: ``plain``, or ``packed``, two in a DSP48E2. If it is left out, they
+        are packed where no array of so many plain cells fits.
     options : StepOptions, optional
         Options of the programs: training, which is the default, or inference.
     seed : int

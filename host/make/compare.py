@@ -14,7 +14,7 @@ from fpgapipe.host.terminal.console import Table, scaled
 from fpgapipe.host.terminal.progress import Progress, silent
 from fpgapipe.host.terminal.result import ENDED, Result
 from fpgapipe.hw.hls_models.spec.device import ClusterSpec
-from fpgapipe.partition.explore.explorer import Request
+from fpgapipe.partition.explore.request import Request
 from fpgapipe.partition.schedule.schedule_kinds import compared_schedules
 from fpgapipe.partition.strategies.comparison import Comparison
 from fpgapipe.partition.strategies.comparison import compare as compare_ways

@@ -17,8 +17,9 @@ from fpgapipe.host.terminal.console import Table, count, scaled
 from fpgapipe.host.terminal.progress import Progress, silent
 from fpgapipe.host.terminal.result import ENDED, Result
 from fpgapipe.partition.cost.cores import RESOURCES
-from fpgapipe.partition.explore.explorer import Request, explore
+from fpgapipe.partition.explore.explorer import explore
 from fpgapipe.partition.explore.planned import as_plan
+from fpgapipe.partition.explore.request import Request
 from fpgapipe.partition.search.problem import PlanError
 
 if TYPE_CHECKING:

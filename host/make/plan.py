@@ -35,8 +35,8 @@ from fpgapipe.lowering.units.network_units import refusals_of
 from fpgapipe.lowering.units.step_options import StepOptions
 from fpgapipe.network.graph import Graph
 from fpgapipe.network.load import load_file
-from fpgapipe.partition.explore.explorer import Request
 from fpgapipe.partition.explore.measured import plan_profile as cut_profile
+from fpgapipe.partition.explore.request import Request
 from fpgapipe.partition.explore.sharing import Way, fastest_sharing, ways_told
 from fpgapipe.partition.plan import PROFILE_PLAN, Plan
 from fpgapipe.partition.pricing.best_plan import BestPlan, why_not_built
@@ -358,7 +358,7 @@ def plan(
     order: Schedule | Path | str | None = None,
     strategy: str | Sequence[str] = "pipeline",
     array: tuple[int, int] | None = None,
-    cells: str = "plain",
+    cells: str | None = None,
     free_order: bool = False,
     objective: str | None = None,
     explains: bool = False,
@@ -385,8 +385,9 @@ def plan(
         several names the fastest plan is taken.
     array : (int, int), optional
         Rows and columns of each device's array; several are tried if it is not given.
-    cells : str
-        How the cells are made: ``plain``, or ``packed``, two in a DSP48E2.
+    cells : str, optional
+        How the cells are made: ``plain``, or ``packed``, two in a DSP48E2. If it is left out, they
+        are packed where no array of so many plain cells fits.
     free_order : bool
         Whether the devices may be cabled in another order.
     objective : str, optional
@@ -474,7 +475,7 @@ def plan_board(
     micro_batches: int | None = None,
     strategy: str | None = None,
     array: tuple[int, int] | None = None,
-    cells: str = "plain",
+    cells: str | None = None,
     nodes: int | None = None,
     progress: Progress = silent,
     **options: Any,

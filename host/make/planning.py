@@ -15,7 +15,7 @@ from fpgapipe.host.terminal.progress import Progress, silent
 from fpgapipe.hw.hls_models.spec.device import ClusterSpec
 from fpgapipe.hw.hls_models.spec.systolic import Form
 from fpgapipe.jobs import results, starts_processes
-from fpgapipe.partition.explore.explorer import Request
+from fpgapipe.partition.explore.request import Request
 from fpgapipe.partition.plan import DATA_PARALLEL, LAYERWISE, Plan
 from fpgapipe.partition.pricing.best_plan import BestPlan, best_plan
 from fpgapipe.partition.strategies.plan_hybrid import plan_given_stages
@@ -61,8 +61,10 @@ def spec_of(cluster: Cluster | ClusterSpec) -> ClusterSpec:
     return cluster.spec if isinstance(cluster, Cluster) else cluster
 
 
-def form_of(cells: str) -> Form:
-    """How cells are made, by its name."""
+def form_of(cells: str | None) -> Form | None:
+    """How cells are made, by its name; None for None, by which the planner chooses."""
+    if cells is None:
+        return None
     if cells not in [*Form]:
         raise UserError(f"cells must be {' or '.join(Form)}, not {shown(cells)}")
     return Form(cells)

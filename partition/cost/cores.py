@@ -66,39 +66,61 @@ SHORT_FRAME_WORDS = 4
 """Words of the frames of links that are as slow as that: 94 % of such a frame are words."""
 
 
+LANES_PER_FUNCTION = 4
+"""Vector lanes for each of those that apply functions, in a core without savings of them."""
+
+
 @dataclass(frozen=True)
 class Savings:
-    """Savings of a core that fits a small device.
+    """Savings of a core that does not fit without them.
 
     Attributes
     ----------
     scratchpad_port_bytes : int
         Bytes that a port of the scratchpad reads or writes in a cycle.
-    most_lanes : int
-        Largest number of vector lanes.
+    most_lanes, most_function_lanes : int
+        Largest number of vector lanes, and of those that apply functions.
     random : bool
         Whether the vector engine draws random numbers, as dropout needs them.
     counters : bool
         Whether the core counts what its engines wait for.
     most_banks : int
         Largest number of banks of the scratchpad. Fewer banks need fewer multiplexers.
+    form : Form
+        How the cells are made. Packed ones need fewer LUTs and DSPs, and a DSP48E2.
     """
 
     scratchpad_port_bytes: int = WORD_BYTES
     most_lanes: int = LANES
+    most_function_lanes: int = LANES // LANES_PER_FUNCTION
     random: bool = True
     counters: bool = True
     most_banks: int = MOST_BANKS
+    form: Form = Form.PLAIN
 
 
-SAVINGS = (
-    Savings(),
+NO_SAVINGS = Savings()
+
+LARGE_SAVINGS = (
+    Savings(most_function_lanes=2),
+    Savings(form=Form.PACKED),
+    Savings(form=Form.PACKED, most_function_lanes=2),
+    Savings(most_lanes=8, most_function_lanes=2),
+    Savings(form=Form.PACKED, most_lanes=8, most_function_lanes=2),
+)
+"""Savings of which the first ones are tried with which an array fits that does not without any.
+
+Few instructions apply functions, and all take lanes. Packed cells cost no cycles, but no vendor's
+tool has placed any yet.
+"""
+
+SMALL_SAVINGS = (
     Savings(16, 2, counters=False),
     Savings(8, 1, counters=False),
     Savings(8, 1, random=False, counters=False),
     Savings(8, 1, random=False, counters=False, most_banks=2),
 )
-"""Savings that are tried where no core fits without them, the first ones."""
+"""Savings that are tried, the first ones, on a device that no core fits without them."""
 
 RESOURCES = ("lut", "ff", "bram36", "uram", "dsp")
 """Names of the FPGA resources that a core is checked against."""
@@ -274,13 +296,13 @@ def candidate_cores(
     num_links: int = 0,
     *,
     random: bool = False,
-    form: Form = Form.PLAIN,
+    form: Form | None = None,
 ) -> tuple[NodeSpec, ...]:
     """Cores worth trying on a device, those with the most cells first.
 
-    If no core fits without `SAVINGS`, they are those of one engine that fit with any of them; if
-    `random`, only those that draw random numbers. Their widths are powers of two, because a small
-    scratchpad holds few tilings of others.
+    If no core fits without savings, they are those of one engine that fit with any of
+    `SMALL_SAVINGS`; if `random`, only those that draw random numbers. Their widths are powers of
+    two, because a small scratchpad holds few tilings of others.
 
     For each of 4, 8, 16 and 32 rows, these widths are tried: the widest array that fits; the
     widest power of two, since channel counts are often powers of two; and all others down to an MX
@@ -292,46 +314,99 @@ def candidate_cores(
     ValueError
         If not even a core of one column fits. The message says which limits are exceeded.
     """
+    none, _, small = usable_savings(device, form, num_engines, num_links, random=random)
+    sized = partial(core_of, device, num_engines=num_engines, num_links=num_links)
+    narrowest = 4 if none.form is Form.PACKED else 1
     found: list[NodeSpec] = []
-    narrowest = 4 if form is Form.PACKED else 1
-    for savings in usable_savings(num_engines, num_links, random=random):
-        sized = partial(
-            core_of,
-            device,
-            num_engines=num_engines,
-            num_links=num_links,
-            savings=savings,
-            form=form,
-        )
+    for savings in (none, *small):
         for rows in (32, 16, 8, 4):
-            widest = _widest(device, rows, num_engines, sized, form)
+            widest = _widest(device, rows, num_engines, partial(sized, savings=savings), none.form)
             if widest:
                 power = widest.bit_length() - 1
                 least = max(min(power - 2, MX_BLOCK.bit_length() - 1), narrowest.bit_length() - 1)
                 widths = {1 << n for n in range(least, power + 1)}
-                if savings == SAVINGS[0]:
+                if savings is none:
                     widths.add(widest)
-                found += [sized(rows, cols) for cols in widths]
-        if found and savings == SAVINGS[0]:
+                found += [sized(rows, cols, savings=savings) for cols in widths]
+        if found and savings is none:
             break
     if not found:
-        broken = core_fits(device, sized(4, narrowest).core)
+        broken = core_fits(device, sized(4, narrowest, savings=savings).core)
         raise ValueError(f"no core fits {device.name}: {'; '.join(map(str, broken))}")
-    found.sort(key=lambda node: (-node.core.cells, -node.core.rows, node.core.cols))
-    return tuple(found)
+    return _most_cells_first(found)
 
 
-def usable_savings(num_engines: int, num_links: int, *, random: bool) -> list[Savings]:
-    """Savings to try: none for several engines; if `random`, those with random numbers.
+@lru_cache(maxsize=1 << 8)
+def wider_cores(
+    device: DeviceSpec, num_engines: int = 1, num_links: int = 0, *, form: Form | None = None
+) -> tuple[NodeSpec, ...]:
+    """Cores of more columns than fit a device without savings, those with the most cells first.
 
-    Banks are saved only in cores with links.
+    For each of 4, 8, 16 and 32 rows, powers of two are tried, each with the first of
+    `LARGE_SAVINGS` that it fits with. Parameters are those of `candidate_cores`; packed cells are a
+    saving if `form` is None.
     """
-    usable = [
+    none, large, _ = usable_savings(device, form, num_engines, num_links, random=True)
+    sized = partial(core_of, device, num_engines=num_engines, num_links=num_links)
+    found = []
+    for rows in (32, 16, 8, 4):
+        widest = _widest(device, rows, num_engines, partial(sized, savings=none), none.form)
+        cols = 1 << widest.bit_length()
+        while widest and (node := _first_that_fits(device, partial(sized, rows, cols), large)):
+            found.append(node)
+            cols *= 2
+    return _most_cells_first(found)
+
+
+def _most_cells_first(nodes: Sequence[NodeSpec]) -> tuple[NodeSpec, ...]:
+    order = sorted(nodes, key=lambda n: (-n.core.cells, -n.core.rows, n.core.cols))
+    return tuple(order)
+
+
+def _first_that_fits(
+    device: DeviceSpec, sized: Callable[..., NodeSpec], savings: Sequence[Savings]
+) -> NodeSpec | None:
+    """The core with the first of some savings with which it fits; None if it fits with none."""
+    nodes = (sized(savings=each) for each in savings)
+    return next((node for node in nodes if not core_fits(device, node.core)), None)
+
+
+def usable_savings(
+    device: DeviceSpec, form: Form | None, num_engines: int, num_links: int, *, random: bool
+) -> tuple[Savings, list[Savings], list[Savings]]:
+    """No savings but those of a form of cells, and the large and the small ones to try.
+
+    There are no small ones for several engines. Banks are saved only in cores with links.
+
+    Parameters
+    ----------
+    device : DeviceSpec
+    form : Form, optional
+        How all cells are made; plain, or packed as one of the large savings, if it is None.
+    num_engines, num_links : int
+    random : bool
+        Whether the core must draw random numbers.
+    """
+    none = Savings(form=form or NO_SAVINGS.form)
+    large = [
         savings
-        for savings in SAVINGS
-        if (savings.random or not random) and (num_links or savings.most_banks == MOST_BANKS)
+        for savings in LARGE_SAVINGS
+        if savings != none
+        and (savings.form is form if form else savings.form is Form.PLAIN or has_packed(device))
     ]
-    return usable if num_engines == 1 else usable[:1]
+    small = [
+        replace(savings, form=none.form)
+        for savings in SMALL_SAVINGS
+        if num_engines == 1
+        and (savings.random or not random)
+        and (num_links or savings.most_banks == MOST_BANKS)
+    ]
+    return none, large, small
+
+
+def has_packed(device: DeviceSpec) -> bool:
+    """Whether a device's DSPs can be packed cells."""
+    return device.dsp_kind == PACKED_DSP
 
 
 def _widest(
@@ -366,8 +441,7 @@ def core_of(
     *,
     num_links: int = 0,
     scratchpad_bytes: int | None = None,
-    savings: Savings = SAVINGS[0],
-    form: Form = Form.PLAIN,
+    savings: Savings = NO_SAVINGS,
 ) -> NodeSpec:
     """A core with a given array, as the node of a device; everything else is sized for the device.
 
@@ -385,7 +459,8 @@ def core_of(
     ValueError
         If there is no such array, or the device's DSPs cannot hold its cells.
     """
-    if form is Form.PACKED and device.dsp_kind != PACKED_DSP:
+    form = savings.form
+    if form is Form.PACKED and not has_packed(device):
         raise ValueError(
             f"packed cells need parts with {PACKED_DSP}; {device.name} has {device.dsp_kind}"
         )
@@ -394,6 +469,7 @@ def core_of(
     lanes = max(2, bus_bytes // (2 * Formats().activation_bytes))
     lanes = min(lanes, max(2, rows * cols * num_engines // CELLS_PER_LANE), LANES)
     lanes = min(_power_up_to(lanes), savings.most_lanes)
+    functions = min(-(-lanes // LANES_PER_FUNCTION), savings.most_function_lanes)
     least = SystolicSpec(rows, cols, form=form).least_scratchpad_bytes * num_engines
     least = 1 << (least - 1).bit_length()
     port_bytes = savings.scratchpad_port_bytes
@@ -414,7 +490,7 @@ def core_of(
         scratchpad=_scratchpad(device, least, port_bytes, savings.most_banks),
         bus_bytes=bus_bytes,
         outstanding=MOST_BURSTS if port_bytes == WORD_BYTES else FEW_BURSTS,
-        vector=VectorSpec(lanes, -(-lanes // 4), random=savings.random),
+        vector=VectorSpec(lanes, functions, random=savings.random),
         links=ported(links, bus_bytes, port_bytes),
         counters=savings.counters,
         form=form,

@@ -14,44 +14,36 @@ import contextlib
 import dataclasses
 import functools
 import itertools
-import operator
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
 import numpy as np
 
-from fpgapipe.errors import UserError, counted, shown
-from fpgapipe.hw.hls_models.spec.device import ClusterSpec, DeviceSpec
-from fpgapipe.hw.hls_models.spec.node import NodeSpec
-from fpgapipe.hw.hls_models.spec.systolic import Form
+from fpgapipe.errors import counted
+from fpgapipe.hw.hls_models.spec.device import ClusterSpec
 from fpgapipe.jobs import results
-from fpgapipe.lowering.schedule.schedule import Schedule, ScheduleError
+from fpgapipe.lowering.schedule.schedule import ScheduleError
 from fpgapipe.lowering.units.network_units import layers_together
-from fpgapipe.lowering.units.step_options import StepOptions
 from fpgapipe.network.graph import Graph
-from fpgapipe.network.operators import Dropout
-from fpgapipe.partition.cost.cores import usable_savings
 from fpgapipe.partition.cost.cost import (
     CostModel,
     LayerCost,
-    candidate_cores,
-    core_fits,
-    core_of,
 )
 from fpgapipe.partition.explore.candidate import (
     Candidate,
     Choice,
     DeviceChain,
-    Option,
     Stage,
     device_chain,
     time_candidate,
 )
+from fpgapipe.partition.explore.core_choices import choices_of, ranked_cores
 from fpgapipe.partition.explore.cut_problem import cut_bytes, memory_fault, on_one_device
 from fpgapipe.partition.explore.fastest_cut import Parts, Question, find_fastest
+from fpgapipe.partition.explore.request import Request
 from fpgapipe.partition.explore.unit_problem import make_problem, reads_of, units_of
-from fpgapipe.partition.schedule.schedule_kinds import model_of, num_engines_of, tried_schedules
+from fpgapipe.partition.schedule.schedule_kinds import model_of, num_engines_of
 from fpgapipe.partition.search import dag
 from fpgapipe.partition.search.every_device import over_all_devices
 from fpgapipe.partition.search.merge import Merged, merge_layers
@@ -70,89 +62,6 @@ MOST_TRIED = 4096
 NEAR = 1.1
 """Schedules and numbers of micro-batches whose best cut under the schedule's model takes at most
 this many times the least are searched for the cut that the simulation finds fastest."""
-
-CORES_TRIED = 8
-"""Number of cores that are tried per board: those that run the whole network fastest."""
-
-MOST_CELLS = 1024
-"""Most rows and most columns of an array that may be asked for."""
-
-
-@dataclass(frozen=True)
-class Request:
-    """The question to the planner.
-
-    Parameters
-    ----------
-    load : callable
-        Returns the network for a number of samples.
-    batch : int
-        Samples in a mini-batch.
-    cluster : ClusterSpec
-    schedules : sequence of str
-        Names of the schedules to try.
-    num_microbatches : int, optional
-        Number of micro-batches; several are tried if it is not given.
-    most_microbatches : int, optional
-        Most micro-batches that are tried; as many as do any good if it is not given.
-    objective : Objective
-        Time that the partitioner minimises.
-    array : (int, int), optional
-        Rows and columns of every device's array; several arrays are tried if it is not given.
-    free_order : bool
-        Whether the devices may be cabled in another order; all links must be equal then.
-    train : bool
-        Whether to plan training; if false, there are only forward passes.
-    all_devices : bool
-        Whether every device gets a stage, even if fewer devices would be faster.
-    scratchpad_bytes : int, optional
-        Upper limit of each core's scratchpad, bytes.
-    order : Schedule, optional
-        A schedule with an order of its own and a stage for each device, instead of one by name.
-        `schedules` has its kind, and `all_devices` is set.
-    merges : bool
-        Whether the stages are those of `fpgapipe.partition.search.merge`, not the fastest ones.
-    options : StepOptions, optional
-        Options of the programs, of which the prices are; those of `train` if not given.
-    form : Form
-        How the cells of every device's array are made.
-    """
-
-    load: Callable[[int], Graph]
-    batch: int
-    cluster: ClusterSpec
-    schedules: Sequence[str] = field(default_factory=tried_schedules)
-    num_microbatches: int | None = None
-    objective: Objective = Objective.MINIBATCH
-    array: tuple[int, int] | None = None
-    free_order: bool = False
-    train: bool = True
-    all_devices: bool = False
-    scratchpad_bytes: int | None = None
-    order: Schedule | None = None
-    merges: bool = False
-    options: StepOptions | None = None
-    most_microbatches: int | None = None
-    form: Form = Form.PLAIN
-
-    def __post_init__(self) -> None:
-        """Refuse an array that is no pair of numbers, as Python may give one."""
-        if self.array is None:
-            return
-        try:
-            rows, cols = map(operator.index, self.array)
-        except (TypeError, ValueError):
-            rows = cols = 0
-        if not (1 <= rows <= MOST_CELLS and 1 <= cols <= MOST_CELLS):
-            raise UserError(
-                f"the array must be a pair of whole numbers, rows and columns, each 1.."
-                f"{MOST_CELLS}, such as (8, 8), not {shown(self.array)}"
-            )
-
-    @property
-    def step_options(self) -> StepOptions:
-        """Options of the programs."""
-        return self.options or StepOptions(train=self.train)
 
 
 @dataclass(frozen=True)
@@ -300,7 +209,7 @@ def _explored(request: Request, count: int) -> _Split:
     too_large: dict[int, PlanError] = {}
     for number in {num_engines_of(kind) for kind in request.schedules}:
         try:
-            cores[number] = _ranked_cores(request, model, number)
+            cores[number] = ranked_cores(request, model, number)
         except PlanError as error:  # a core with one engine may fit where one with two does not
             too_large[number] = error
             part.errors.append((0, error))
@@ -310,7 +219,7 @@ def _explored(request: Request, count: int) -> _Split:
             continue
         options: list[_Group] = []
         chains, ranked = device_chains(request.cluster), cores[num_engines_of(kind)]
-        for choice, chain in itertools.product(_choices(ranked), chains):
+        for choice, chain in itertools.product(choices_of(ranked), chains):
             group = functools.partial(_Group, graph=graph, choice=choice)
             try:
                 first = plan_one(request, graph, choice, chain, kind, count, simulate=False)
@@ -394,73 +303,6 @@ def device_chains(cluster: ClusterSpec) -> list[DeviceChain]:
     if same and row.link_bytes_per_s == back.link_bytes_per_s:
         return [row]
     return [row, back]
-
-
-def core_choices(request: Request, model: CostModel, num_engines: int) -> Iterator[Choice]:
-    """Combinations worth trying of a core, with the layers' costs, for each kind of device."""
-    return _choices(_ranked_cores(request, model, num_engines))
-
-
-def _choices(ranked: dict[DeviceSpec, list[Option]]) -> Iterator[Choice]:
-    """Combinations of the first cores of each kind of device."""
-    most = CORES_TRIED if len(ranked) == 1 else 2
-    for choice in itertools.product(*(each[:most] for each in ranked.values())):
-        yield dict(zip(ranked, choice, strict=True))
-
-
-def _ranked_cores(
-    request: Request, model: CostModel, num_engines: int
-) -> dict[DeviceSpec, list[Option]]:
-    """The cores of each kind of device on which formulas find the layers fastest, with costs."""
-    kinds = list(dict.fromkeys(request.cluster.devices))
-    num_links, form = min(len(request.cluster.devices) - 1, 2), request.form
-    random = request.train and any(
-        isinstance(layer.operator, Dropout) for layer in model.graph.layers.values()
-    )
-    ranked = {}
-    for device in kinds:
-        if request.array:
-            for savings in usable_savings(num_engines, num_links, random=random):
-                try:
-                    node = core_of(
-                        device,
-                        *request.array,
-                        num_engines,
-                        num_links=num_links,
-                        scratchpad_bytes=request.scratchpad_bytes,
-                        savings=savings,
-                        form=form,
-                    )
-                except ValueError as error:
-                    raise PlanError(str(error)) from None
-                broken = core_fits(device, node.core)
-                if not broken:
-                    break
-            if broken:
-                raise PlanError(
-                    f"an array of {node.core.rows}x{node.core.cols} does not fit {device.name}: "
-                    f"{'; '.join(map(str, broken))}"
-                    f"{_what_does(device, num_engines, num_links, form)}"
-                )
-            nodes: Sequence[NodeSpec] = (node,)
-        else:
-            try:
-                nodes = candidate_cores(device, num_engines, num_links, random=random, form=form)
-            except ValueError as error:
-                raise PlanError(str(error)) from None
-        options = [(node, model.costs(node, train=request.train, as_one=True)) for node in nodes]
-        options.sort(key=lambda option: sum(cost.total_s for cost in option[1]))
-        ranked[device] = options[:CORES_TRIED]
-    return ranked
-
-
-def _what_does(device: DeviceSpec, num_engines: int, num_links: int, form: Form) -> str:
-    """The end of the message about an array that does not fit: one that does, if there is any."""
-    try:
-        core = candidate_cores(device, num_engines, num_links, form=form)[0].core
-    except ValueError:
-        return "; nor does any other"
-    return f"; {core.rows}x{core.cols} does"
 
 
 def plan_one(

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from fpgapipe.errors import UserError
-from fpgapipe.partition.explore.explorer import Request, explore
+from fpgapipe.partition.explore.explorer import explore
+from fpgapipe.partition.explore.request import Request
 from fpgapipe.partition.search.problem import PlanError
 
 if TYPE_CHECKING:

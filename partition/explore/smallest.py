@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterator
 
 from fpgapipe.partition.cost.cores import scratchpad_floor
 from fpgapipe.partition.explore.candidate import Candidate
-from fpgapipe.partition.explore.explorer import Exploration, Request, explore
+from fpgapipe.partition.explore.explorer import Exploration, explore
+from fpgapipe.partition.explore.request import Request
 from fpgapipe.partition.search.problem import PlanError
 
 THROUGHPUT = 0.99

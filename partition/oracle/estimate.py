@@ -23,7 +23,8 @@ from fpgapipe.lowering.units.network_units import layers_together
 from fpgapipe.network.operators import Conv, Linear
 from fpgapipe.partition.cost.cost import CostModel
 from fpgapipe.partition.explore.candidate import device_chain, ring_seconds
-from fpgapipe.partition.explore.explorer import core_choices, explore
+from fpgapipe.partition.explore.core_choices import core_choices
+from fpgapipe.partition.explore.explorer import explore
 from fpgapipe.partition.explore.planned import as_plan
 from fpgapipe.partition.oracle.forecast import Forecast, Loss, check_most, limiter_of
 from fpgapipe.partition.search.problem import PlanError

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from fpgapipe.errors import UserError
-from fpgapipe.partition.explore.explorer import Request
+from fpgapipe.partition.explore.request import Request
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -13,7 +13,7 @@ from fpgapipe.partition.explore.explorer import splits_of
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from fpgapipe.partition.explore.explorer import Request
+    from fpgapipe.partition.explore.request import Request
 
 SOURCES = ("hw.hls_models", "lowering", "network", "partition")
 """Packages that determine prices."""

@@ -19,9 +19,11 @@ from fpgapipe.partition.explore.candidate import (
     ring_seconds,
     time_candidate,
 )
+from fpgapipe.partition.explore.core_choices import core_choices
 from fpgapipe.partition.explore.cut_problem import check_memory, cut_bytes
-from fpgapipe.partition.explore.explorer import Request, core_choices, splits_of
+from fpgapipe.partition.explore.explorer import splits_of
 from fpgapipe.partition.explore.planned import as_plan
+from fpgapipe.partition.explore.request import Request
 from fpgapipe.partition.pricing.all_reduce_cycles import all_reduce_s
 from fpgapipe.partition.pricing.best_plan import best_plan
 from fpgapipe.partition.schedule.schedule_kinds import tried_schedules

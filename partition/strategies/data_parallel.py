@@ -14,8 +14,9 @@ from fpgapipe.lowering.schedule.schedule import ScheduleError
 from fpgapipe.lowering.units.network_units import refusals_of
 from fpgapipe.partition.cost.cost import CostModel
 from fpgapipe.partition.explore.candidate import device_chain, on_every_device, ring_seconds
+from fpgapipe.partition.explore.core_choices import core_choices
 from fpgapipe.partition.explore.cut_problem import memory_fault
-from fpgapipe.partition.explore.explorer import KnownGraphs, core_choices, splits_of
+from fpgapipe.partition.explore.explorer import KnownGraphs, splits_of
 from fpgapipe.partition.explore.planned import as_plan
 from fpgapipe.partition.pricing.climb import SLACK, Combination, cheapest_first, climb
 from fpgapipe.partition.pricing.machine import (
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from fpgapipe.hw.hls_models.spec.node import NodeSpec
     from fpgapipe.network.graph import Graph
     from fpgapipe.partition.explore.candidate import Candidate
-    from fpgapipe.partition.explore.explorer import Request
+    from fpgapipe.partition.explore.request import Request
     from fpgapipe.partition.plan import Plan
     from fpgapipe.partition.timeline.timeline import Timeline
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from fpgapipe.lowering.shards.degrees import Degrees
     from fpgapipe.network.graph import Graph
     from fpgapipe.partition.explore.candidate import Candidate
-    from fpgapipe.partition.explore.explorer import Request
+    from fpgapipe.partition.explore.request import Request
     from fpgapipe.partition.plan import Plan
     from fpgapipe.partition.timeline.timeline import Timeline
 

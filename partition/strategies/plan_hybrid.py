@@ -11,7 +11,8 @@ from fpgapipe.errors import UserError, counted
 from fpgapipe.lowering.units.network_units import check_network
 from fpgapipe.partition.cost.cost import CostModel
 from fpgapipe.partition.explore.candidate import device_chain, on_every_device
-from fpgapipe.partition.explore.explorer import core_choices, splits_of
+from fpgapipe.partition.explore.core_choices import core_choices
+from fpgapipe.partition.explore.explorer import splits_of
 from fpgapipe.partition.explore.planned import as_plan
 from fpgapipe.partition.plan import StagePlan, above_one
 from fpgapipe.partition.schedule.built_schedules import check_schedule_kind
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from fpgapipe.hw.hls_models.spec.node import NodeSpec
     from fpgapipe.network.graph import Graph
     from fpgapipe.partition.explore.candidate import Candidate, Stage
-    from fpgapipe.partition.explore.explorer import Request
+    from fpgapipe.partition.explore.request import Request
     from fpgapipe.partition.plan import NodePlan, Plan
     from fpgapipe.partition.strategies.strategy_file import StrategyFile
     from fpgapipe.partition.timeline.timeline import Timeline

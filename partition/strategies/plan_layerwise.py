@@ -13,7 +13,7 @@ from fpgapipe.lowering.shards.degrees import sharers_of
 from fpgapipe.lowering.units.network_units import check_network
 from fpgapipe.partition.cost.cost import CostModel
 from fpgapipe.partition.explore.candidate import device_chain
-from fpgapipe.partition.explore.explorer import core_choices
+from fpgapipe.partition.explore.core_choices import core_choices
 from fpgapipe.partition.explore.planned import as_plan
 from fpgapipe.partition.plan import ONE_STAGE, above_one
 from fpgapipe.partition.search.problem import PlanError, Refusals
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from fpgapipe.lowering.shards.degrees import Axis, Degrees
     from fpgapipe.partition.explore.candidate import Candidate
-    from fpgapipe.partition.explore.explorer import Request
+    from fpgapipe.partition.explore.request import Request
     from fpgapipe.partition.plan import Plan
     from fpgapipe.partition.strategies.layerwise import LayerwisePlan
     from fpgapipe.partition.strategies.strategy_file import StrategyFile

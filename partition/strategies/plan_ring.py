@@ -13,8 +13,8 @@ from fpgapipe.lowering.memory.placed import Placed, page
 from fpgapipe.lowering.ring.hop import hop_programs
 from fpgapipe.lowering.units.step_options import StepOptions
 from fpgapipe.partition.cost.cores import ported
-from fpgapipe.partition.explore.explorer import Request
 from fpgapipe.partition.explore.planned import as_plan, link_ends
+from fpgapipe.partition.explore.request import Request
 from fpgapipe.partition.explore.smallest import explore_smallest
 from fpgapipe.partition.placed_nodes import PlacedNodes
 from fpgapipe.partition.plan import Plan

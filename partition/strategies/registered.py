@@ -23,7 +23,7 @@ from fpgapipe.plugins import Registry, instance_of
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from fpgapipe.partition.explore.explorer import Request
+    from fpgapipe.partition.explore.request import Request
     from fpgapipe.partition.strategies.strategy import Found
 
     OnStep = Callable[[int, int], object]

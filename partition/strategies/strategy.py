@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, TypeAlias
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from fpgapipe.partition.explore.explorer import Request
+    from fpgapipe.partition.explore.request import Request
     from fpgapipe.partition.plan import Plan
     from fpgapipe.partition.strategies.layerwise import LayerwisePlan
     from fpgapipe.partition.timeline.timeline import Timeline

@@ -5,8 +5,9 @@ from functools import cache
 from fpgapipe.boards.cluster import chain_of
 from fpgapipe.boards.library import load_board
 from fpgapipe.network.zoo.layers import Network
-from fpgapipe.partition.explore.explorer import Request, explore
+from fpgapipe.partition.explore.explorer import explore
 from fpgapipe.partition.explore.planned import as_plan
+from fpgapipe.partition.explore.request import Request
 
 
 @cache

@@ -12,8 +12,9 @@ from fpgapipe.boards.library import load_board
 from fpgapipe.host.build.build import write_build
 from fpgapipe.host.report.pages.subject import Subject
 from fpgapipe.network.zoo import built_in
-from fpgapipe.partition.explore.explorer import Request, explore
+from fpgapipe.partition.explore.explorer import explore
 from fpgapipe.partition.explore.planned import as_plan
+from fpgapipe.partition.explore.request import Request
 
 CLK_HZ = 300e6
 

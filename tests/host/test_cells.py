@@ -45,6 +45,27 @@ def test_a_build_has_the_cells_that_are_asked_for(chain, tmp_path):
     assert [node.core.form for node in built.build.plan.nodes] == [Form.PACKED]
 
 
+def test_a_core_saves_what_its_die_lacks_for_the_array():
+    """Die by die: 9 DSPs for 32x64 on the first, 22,000 LUTs on the second, nothing on the third.
+
+    Fewer lanes that apply functions are enough for the first one.
+    """
+    board = fpgapipe.chain_of(fpgapipe.load_board("u55c"), 1, 3)
+    asked = {"batch": 12, "array": (32, 64), "strategy": "data"}
+    found = {}
+    for cells in (None, "plain"):
+        nodes = fpgapipe.plan("digits-cnn", board, **asked, cells=cells).plan.nodes
+        cores = [node.core for node in nodes]
+        found[cells] = [
+            (core.form, core.vector_lanes, core.vector.function_lanes) for core in cores
+        ]
+    first, last = (Form.PLAIN, 16, 2), (Form.PLAIN, 16, 4)
+    assert found == {
+        None: [first, (Form.PACKED, 16, 4), last],
+        "plain": [first, (Form.PLAIN, 8, 2), last],
+    }
+
+
 def test_a_training_step_has_the_same_bytes(chain):
     graph = load_network("digits-cnn", 8)
     images = []

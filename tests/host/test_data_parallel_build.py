@@ -20,7 +20,8 @@ from fpgapipe.lowering.units.step_options import scalar_bits
 from fpgapipe.network.initial_values import random_batch
 from fpgapipe.network.load import load_network
 from fpgapipe.partition.explore import planned as planning
-from fpgapipe.partition.explore.explorer import Request, core_choices
+from fpgapipe.partition.explore.core_choices import core_choices
+from fpgapipe.partition.explore.request import Request
 from fpgapipe.partition.plan import Plan
 from fpgapipe.partition.pricing import all_reduce_cycles
 from fpgapipe.partition.pricing.machine import lower_plan, price_plan

@@ -14,7 +14,8 @@ from fpgapipe.host.build.build_hardware import on_board
 from fpgapipe.host.make import explore as module
 from fpgapipe.host.make.explore import AREAS, explore_board
 from fpgapipe.host.make.networks import loader
-from fpgapipe.partition.explore.explorer import Request, explore
+from fpgapipe.partition.explore.explorer import explore
+from fpgapipe.partition.explore.request import Request
 
 
 @pytest.fixture(scope="module")

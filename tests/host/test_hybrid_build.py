@@ -15,7 +15,7 @@ from fpgapipe.lowering.units.step_options import scalar_bits
 from fpgapipe.network.initial_values import random_batch
 from fpgapipe.network.zoo.layers import Network
 from fpgapipe.network.zoo.recurrent import lstm_language_model
-from fpgapipe.partition.explore.explorer import Request
+from fpgapipe.partition.explore.request import Request
 from fpgapipe.partition.plan import Plan
 from fpgapipe.partition.pricing.machine import lower_plan, price_plan
 from fpgapipe.partition.pricing.plan_cores import memory_specs, wire_timings

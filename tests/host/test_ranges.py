@@ -10,7 +10,8 @@ from fpgapipe.boards.cluster import MAX_DEVICES
 from fpgapipe.host.cli import main as cli_module
 from fpgapipe.host.cli.options import ranges
 from fpgapipe.lowering.schedule.schedule import ScheduleError
-from fpgapipe.partition.explore.explorer import ENOUGH_TRIED, Request, splits_of
+from fpgapipe.partition.explore.explorer import ENOUGH_TRIED, splits_of
+from fpgapipe.partition.explore.request import Request
 from fpgapipe.partition.schedule import schedule_kinds
 from fpgapipe.partition.schedule.zero_bubble import zb_auto
 

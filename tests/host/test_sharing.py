@@ -16,7 +16,7 @@ from fpgapipe.host.make import planning
 from fpgapipe.host.make.networks import loader
 from fpgapipe.host.make.planning import LEFT_OUT
 from fpgapipe.partition.explore import sharing
-from fpgapipe.partition.explore.explorer import Request
+from fpgapipe.partition.explore.request import Request
 from fpgapipe.partition.explore.sharing import fastest_sharing, ways_told
 
 

@@ -11,7 +11,7 @@ from fpgapipe.boards.library import load_board
 from fpgapipe.errors import UserError
 from fpgapipe.jobs import local_processes, sharing
 from fpgapipe.network.load import load_network
-from fpgapipe.partition.explore.explorer import Request
+from fpgapipe.partition.explore.request import Request
 from fpgapipe.partition.explore.smallest import THROUGHPUT
 from fpgapipe.partition.pricing import best_plan as search
 from fpgapipe.partition.pricing import machine, tried

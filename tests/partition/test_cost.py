@@ -1,11 +1,13 @@
 """The cost model: convolutions, layers, cores and profiles."""
 
 import re
+from itertools import product
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fpgapipe.boards.cluster import chain_of
 from fpgapipe.boards.library import board_names, load_board
 from fpgapipe.hw.hls_models.cycles.gemm import gemm_cost
 from fpgapipe.hw.hls_models.numerics.element_format import FP32, MXINT8
@@ -36,7 +38,7 @@ from fpgapipe.network.operators import (
 )
 from fpgapipe.network.operators.tensors import DType, Tensor
 from fpgapipe.network.zoo import NETWORKS, built_in
-from fpgapipe.partition.cost.cores import SAVINGS, on_part
+from fpgapipe.partition.cost.cores import NO_SAVINGS, SMALL_SAVINGS, Savings, on_part, wider_cores
 from fpgapipe.partition.cost.cost import (
     CostModel,
     Formats,
@@ -389,7 +391,8 @@ def test_small_boards_have_small_cores(name, random, boards):
 
 def test_a_kv260_with_two_links_holds_a_small_core_of_16x16(boards):
     device = boards["kv260"]
-    sized = [core_of(device, 16, 16, num_links=2, savings=savings).core for savings in SAVINGS]
+    tried = (NO_SAVINGS, *SMALL_SAVINGS)
+    sized = [core_of(device, 16, 16, num_links=2, savings=savings).core for savings in tried]
     fitting = [core for core in sized if not core_fits(device, core)]
     assert fitting
     assert sized[0] not in fitting
@@ -430,7 +433,7 @@ def test_the_largest_core_fits_and_the_next_does_not(boards):
         for engines in (1, 2):
             if engines == 2 and spec.name in TOO_SMALL_FOR_TWO:
                 continue
-            cores = candidate_cores(spec, engines)
+            cores = candidate_cores(spec, engines, form=Form.PLAIN)
             assert not any(core_fits(spec, each.core) for each in cores)
             best = cores[0].core
             step = 32 if best.cols >= 32 else 1
@@ -445,15 +448,42 @@ def test_packed_cells_make_larger_cores(boards):
         assert core.form is Form.PACKED
         assert not core_fits(device, core)
     best = packed[0].core
-    wider = core_of(device, best.rows, best.cols + 32, form=Form.PACKED).core
+    wider = core_of(device, best.rows, best.cols + 32, savings=Savings(form=Form.PACKED)).core
     assert core_fits(device, wider)
+
+
+def test_arrays_that_fit_with_savings(boards):
+    """Of a U55C's three nodes, the first lacks 9 DSPs for 32x64, the second 22,000 LUTs."""
+    first, second, _ = chain_of(load_board("u55c"), 1, 3).spec.devices
+    found = {}
+    for device, form in product((first, second), (Form.PLAIN, None)):
+        assert max(n.core.cols for n in candidate_cores(device, 1, 2) if n.core.rows == 32) == 32
+        cores = [node.core for node in wider_cores(device, 1, 2, form=form)]
+        assert not any(core_fits(device, core) for core in cores)
+        assert form is None or {core.form for core in cores} == {form}
+        found[device, form] = [
+            (core.cols, core.form, core.vector.lanes, core.vector.function_lanes)
+            for core in cores
+            if core.rows == 32
+        ]
+    assert found == {
+        (first, Form.PLAIN): [(64, Form.PLAIN, 16, 2)],
+        (first, None): [(128, Form.PACKED, 16, 2), (64, Form.PLAIN, 16, 2)],
+        (second, Form.PLAIN): [(64, Form.PLAIN, 8, 2)],
+        (second, None): [(64, Form.PACKED, 16, 4)],
+    }
+
+
+def test_parts_without_their_dsp_have_no_packed_savings(boards):
+    for name, form in product(("arty-a7-100t", "ulx3s"), (None, Form.PLAIN)):
+        assert wider_cores(boards[name], form=form) == ()
 
 
 @pytest.mark.parametrize(("name", "kind"), [("arty-a7-100t", "DSP48E1"), ("ulx3s", "MULT18X18D")])
 def test_parts_without_their_dsp_have_no_packed_cells(name, kind, boards):
     message = f"^packed cells need parts with DSP48E2; {name} has {kind}$"
     with pytest.raises(ValueError, match=message):
-        core_of(boards[name], 8, 8, form=Form.PACKED)
+        core_of(boards[name], 8, 8, savings=Savings(form=Form.PACKED))
     with pytest.raises(ValueError, match=message):
         candidate_cores(boards[name], form=Form.PACKED)
 

@@ -13,14 +13,9 @@ from fpgapipe.host.make.networks import loader
 from fpgapipe.lowering.schedule.pytorch_csv import from_pytorch_csv, to_pytorch_csv
 from fpgapipe.partition.explore.candidate import device_chain, time_candidate
 from fpgapipe.partition.explore.cut_problem import check_memory
-from fpgapipe.partition.explore.explorer import (
-    ENOUGH_TRIED,
-    Request,
-    explore,
-    splits_of,
-    with_enough_splits,
-)
+from fpgapipe.partition.explore.explorer import ENOUGH_TRIED, explore, splits_of, with_enough_splits
 from fpgapipe.partition.explore.planned import as_plan
+from fpgapipe.partition.explore.request import Request
 from fpgapipe.partition.plan import Plan
 from fpgapipe.partition.schedule.schedule_kinds import (
     compared_schedules,

@@ -16,7 +16,8 @@ from fpgapipe.network.zoo.gnmt import Sizes, gnmt
 from fpgapipe.network.zoo.layers import Network
 from fpgapipe.partition.cost.cost import CostModel
 from fpgapipe.partition.explore.candidate import DeviceChain, device_chain
-from fpgapipe.partition.explore.explorer import Request, core_choices
+from fpgapipe.partition.explore.core_choices import core_choices
+from fpgapipe.partition.explore.request import Request
 from fpgapipe.partition.search.problem import PlanError
 from fpgapipe.partition.strategies.layerwise import LayerwiseProblem
 from fpgapipe.partition.strategies.movement import (

@@ -11,8 +11,9 @@ from fpgapipe.hw.hls_models.numerics.element_format import FP32
 from fpgapipe.hw.hls_models.spec.core_spec import ScratchpadSpec
 from fpgapipe.lowering.units.step_options import StepOptions
 from fpgapipe.partition.cost.cores import core_of, with_links
-from fpgapipe.partition.explore.explorer import Request, explore
+from fpgapipe.partition.explore.explorer import explore
 from fpgapipe.partition.explore.planned import as_plan
+from fpgapipe.partition.explore.request import Request
 from fpgapipe.partition.pricing import machine
 from fpgapipe.partition.pricing.best_plan import best_plan
 from fpgapipe.partition.pricing.layer_choice import priced_choice

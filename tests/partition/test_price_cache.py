@@ -9,7 +9,8 @@ from build_cases import plan_of
 from run_cases import small_network
 
 from fpgapipe import answers
-from fpgapipe.partition.explore.explorer import Request, explore
+from fpgapipe.partition.explore.explorer import explore
+from fpgapipe.partition.explore.request import Request
 from fpgapipe.partition.pricing import best_plan as search
 from fpgapipe.partition.pricing import machine, price_cache
 from fpgapipe.partition.pricing.best_plan import best_plan

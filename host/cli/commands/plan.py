@@ -24,7 +24,6 @@ from fpgapipe.host.cli.options.shared import (
 from fpgapipe.host.terminal.console import progress
 from fpgapipe.host.terminal.outputs import check_outputs, write_output
 from fpgapipe.host.terminal.result import show
-from fpgapipe.hw.hls_models.spec.systolic import Form
 from fpgapipe.jobs import other_processors
 
 
@@ -145,11 +144,9 @@ def _plan_profile(
         raise fpgapipe.UserError(
             "--profile has its own times: leave out the network, board and cluster"
         )
-    for name in ("array", "html", "svg", "trace"):
+    for name in ("array", "cells", "html", "svg", "trace"):
         if options[name] is not None:
             raise fpgapipe.UserError(f"--{name} does not go with --profile, which has no boards")
-    if options["cells"] != Form.PLAIN:
-        raise fpgapipe.UserError("--cells does not go with --profile, which has no boards")
     if options["explain"]:
         raise fpgapipe.UserError("--explain does not go with --profile, which has no programs")
     check_outputs({"--output": options["output"]}, (profile, options["from_csv"]))

@@ -9,7 +9,7 @@ from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec
 from fpgapipe.hw.hls_models.spec.systolic import Form
 
 
-def parse_array(text: str | None, cells: str = "plain") -> tuple[int, int] | None:
+def parse_array(text: str | None, cells: str | None = None) -> tuple[int, int] | None:
     """Rows and columns of an array, written as ``8x8``; None for None.
 
     Raises
@@ -23,7 +23,7 @@ def parse_array(text: str | None, cells: str = "plain") -> tuple[int, int] | Non
         rows, cols = int(found[1]), int(found[2])
         if 1 <= rows <= 1024 and 1 <= cols <= 1024:
             try:
-                CoreSpec(rows, cols, form=Form(cells))
+                CoreSpec(rows, cols, form=Form(cells or Form.PLAIN))
             except ValueError as error:
                 raise UserError(f"no core has the array of --array {text}: {error}") from None
             return rows, cols

@@ -61,6 +61,6 @@ array_option = click.option(
 cells_option = click.option(
     "--cells",
     type=click.Choice([form.value for form in Form]),
-    default=Form.PLAIN.value,
-    help="How cells are made: one a DSP, or packed, two a DSP48E2 with the same sums.",
+    help="How cells are made: one a DSP, or packed, two a DSP48E2 with the same sums [default: "
+    "packed where no array of so many plain ones fits].",
 )
