@@ -57,7 +57,7 @@ if TYPE_CHECKING:
     from fpgapipe.hw.hls_models.spec.node import NodeSpec
     from fpgapipe.network.graph import Graph
     from fpgapipe.partition.explore.candidate import Candidate
-    from fpgapipe.partition.explore.explorer import Request
+    from fpgapipe.partition.explore.request import Request
     from fpgapipe.partition.timeline.timeline import Timeline
 
 
@@ -312,10 +312,18 @@ class _Search:
     def _climb(self, looks: list[_Look]) -> None:
         """Price the looks next to the best one until none of them is better."""
         # What takes long to price, and what is no plan of programs, makes room for the next one.
+        # Where prices leave no plan at all, it is for the memory, and then with other cores, too.
+        in_vain: set[int] = set()
         for look in cheapest_first(looks, self._effort_s):
+            if look.count in in_vain:
+                continue
+            before_s = self.effort_s
             plans = self._price([look])
             if any(self._time([each]) or not self.can_build for each in plans):
                 break
+            if self.effort_s > before_s and not plans:
+                self.effort_s = before_s
+                in_vain.add(look.count)
         climb(looks, self.best_of, self._price)
 
     def _effort_s(self, look: _Look) -> float:
