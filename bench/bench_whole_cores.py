@@ -1,4 +1,4 @@
-"""Five whole cores, synthesised by Yosys, compared with the resource model.
+"""Seven whole cores, synthesised by Yosys, compared with the resource model.
 
 Prints one JSON object: for each core, and for each of its blocks, what the model says of LUTs,
 flip-flops, block RAMs and DSPs, what Yosys counts, and the ratio. Modules keep their borders, as in
@@ -21,6 +21,8 @@ from fpgapipe.hw.hls_models.resources.core_counts import Resources
 from fpgapipe.hw.hls_models.resources.core_resources import CoreOnPart, block_resources
 from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec, ScratchpadSpec, VectorSpec
 from fpgapipe.hw.hls_models.spec.link import LinkEngineSpec
+from fpgapipe.hw.hls_models.spec.on_chip import OnChipSpec
+from fpgapipe.hw.hls_models.spec.systolic import Form
 from fpgapipe.hw.rtl.device import Device
 
 CORES = {
@@ -44,6 +46,24 @@ CORES = {
     "two of 4x8, few counters": (
         "xcup",
         CoreSpec(4, 8, 2, 1024, ScratchpadSpec(4, 1 << 14), 16, counters=False),
+    ),
+    "16x16, packed, two ports": (
+        "xcup",
+        CoreSpec(
+            *(16, 16, 1, 512, ScratchpadSpec(4, 1 << 15), 64),
+            vector=VectorSpec(8, 2),
+            links=(OnChipSpec(),) * 2,
+            form=Form.PACKED,
+            memory_ports=2,
+        ),
+    ),
+    "32x32, packed": (
+        "xcup",
+        CoreSpec(
+            *(32, 32, 1, 512, ScratchpadSpec(4, 1 << 16), 64),
+            vector=VectorSpec(16, 4),
+            form=Form.PACKED,
+        ),
     ),
 }
 """For each core, the family of parts for which it is synthesised, and its parameters."""
