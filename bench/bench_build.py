@@ -29,9 +29,9 @@ SAMPLES = 32
 
 def built(network: str, nodes: int, folder: Path) -> dict[str, Any]:
     """Build a network with the command's defaults, in a process and with a cache of its own."""
-    boards = (
-        ("--devices", DEVICES) if nodes == 1 else ("--nodes", nodes, "--batch", SAMPLES * nodes)
-    )
+    boards: tuple[Any, ...] = ("--devices", DEVICES)
+    if nodes > 1:
+        boards = ("--nodes", nodes, "--batch", SAMPLES * nodes)
     words = ("build", "--board", "u280", *boards, "--network", network, "-o", folder / "build")
     command = [str(TOOL), *map(str, words)]
     begin, before = time.perf_counter(), resource.getrusage(resource.RUSAGE_CHILDREN)
