@@ -33,7 +33,7 @@ from fpgapipe.boards.library import load_board
 from fpgapipe.errors import UserError
 from fpgapipe.host.make.networks import loader
 from fpgapipe.hw.hls_models.spec.device import ClusterSpec
-from fpgapipe.partition.cost.cost import candidate_cores
+from fpgapipe.partition.cost.cores import candidate_cores, wider_cores
 from fpgapipe.partition.explore.explorer import counts_tried, explore
 from fpgapipe.partition.explore.request import Request
 from fpgapipe.partition.plan import Plan
@@ -73,7 +73,11 @@ def combinations(request: Request) -> Iterator[Request]:
             continue
         engines = num_engines_of(kind)
         cores = {
-            device: [node.core for node in candidate_cores(device, engines, num_links)]
+            device: [
+                node.core
+                for cores_of in (candidate_cores, wider_cores)
+                for node in cores_of(device, engines, num_links)
+            ]
             for device in devices
         }
         for rows, count in product((16, 32), counts_tried(request.batch)):
