@@ -59,6 +59,9 @@ A lane takes about as many LUTs as sixty cells together with their accumulators.
 scarce, a larger array is worth more than further lanes."""
 
 
+LEAST_COLUMNS = {Form.PLAIN: 1, Form.PACKED: 4}
+"""Columns of the narrowest array of each form."""
+
 LEAST_LINK_WIDTH = 4
 """Narrowest stream to a link's PHY, bytes."""
 
@@ -316,7 +319,7 @@ def candidate_cores(
     """
     none, _, small = usable_savings(device, form, num_engines, num_links, random=random)
     sized = partial(core_of, device, num_engines=num_engines, num_links=num_links)
-    narrowest = 4 if none.form is Form.PACKED else 1
+    narrowest = LEAST_COLUMNS[none.form]
     found: list[NodeSpec] = []
     for savings in (none, *small):
         for rows in (32, 16, 8, 4):
@@ -352,8 +355,12 @@ def wider_cores(
     for rows in (32, 16, 8, 4):
         widest = _widest(device, rows, num_engines, partial(sized, savings=none), none.form)
         cols = 1 << widest.bit_length()
-        while widest and (node := _first_that_fits(device, partial(sized, rows, cols), large)):
-            found.append(node)
+        while widest:
+            some = [savings for savings in large if cols >= LEAST_COLUMNS[savings.form]]
+            if node := _first_that_fits(device, partial(sized, rows, cols), some):
+                found.append(node)
+            elif cols >= max(LEAST_COLUMNS.values()):
+                break
             cols *= 2
     return _most_cells_first(found)
 

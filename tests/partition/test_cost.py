@@ -474,6 +474,18 @@ def test_arrays_that_fit_with_savings(boards):
     }
 
 
+@pytest.mark.parametrize("nodes", range(2, 9))
+def test_savings_on_every_share_of_a_board(nodes):
+    """Some have room for one or two columns of plain cells; packed ones are four at least."""
+    wider = False
+    for device in dict.fromkeys(chain_of(load_board("u280"), 1, nodes).spec.devices):
+        for engines, links in product((1, 2), (0, 1, 2)):
+            cores = [node.core for node in wider_cores(device, engines, links)]
+            assert not any(core_fits(device, core) for core in cores)
+            wider = wider or bool(cores)
+    assert wider
+
+
 def test_parts_without_their_dsp_have_no_packed_savings(boards):
     for name, form in product(("arty-a7-100t", "ulx3s"), (None, Form.PLAIN)):
         assert wider_cores(boards[name], form=form) == ()
