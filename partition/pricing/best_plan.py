@@ -253,7 +253,7 @@ class _Search:
             found = explore(self.request, self.on_step)
             best_of_kinds = [each for each in found.tried if self._is_possible(each)]
             self.tried = list(map(self._of, best_of_kinds or found.tried))
-        best = min(self.tried, key=lambda each: (not each.is_exact, each.seconds))
+        best = min(self.tried, key=lambda each: (not each.is_exact, bool(each.fault), each.seconds))
         chosen = self._smallest(best) if self.smallest else best
         of_kind: dict[str, Tried] = {}
         known = [each for each in self.tried if each.is_exact] or self.tried
@@ -312,16 +312,16 @@ class _Search:
     def _climb(self, looks: list[_Look]) -> None:
         """Price the looks next to the best one until none of them is better."""
         # What takes long to price, and what is no plan of programs, makes room for the next one.
-        # Where prices leave no plan at all, it is for the memory, and then with other cores, too.
+        # Where there is none at all, it is for the memory, and then with other cores, too.
         in_vain: set[int] = set()
         for look in cheapest_first(looks, self._effort_s):
             if look.count in in_vain:
                 continue
-            before_s = self.effort_s
+            before_s, known = self.effort_s, len(self.tried)
             plans = self._price([look])
             if any(self._time([each]) or not self.can_build for each in plans):
                 break
-            if self.effort_s > before_s and not plans:
+            if self.effort_s > before_s and all(each.fault for each in self.tried[known:]):
                 self.effort_s = before_s
                 in_vain.add(look.count)
         climb(looks, self.best_of, self._price)

@@ -163,6 +163,34 @@ def test_what_cannot_be_lowered_makes_room_for_the_next(monkeypatch):
     assert found.built["possible"]
 
 
+@pytest.mark.parametrize("has_plans", [False, True])
+def test_effort_without_a_plan_is_not_counted(has_plans, monkeypatch):
+    """The memory has no room for any cut, by prices of layers, or for the programs of one."""
+    request = replace(asked(2), load=small_network, batch=4)
+    first = best_plan(request, "small").plan
+    plans_of, price = search.plans_of, tried.price_with_room
+    monkeypatch.setattr(search, "effort_of", lambda *_: search.PRICES_S)
+    monkeypatch.setattr(search, "effort_of_layers", lambda plan: search.PRICES_S)
+    looked = []
+
+    def some(request, network, count, *rest):
+        looked.append(count)
+        fails = count == first.num_microbatches and not has_plans
+        return [] if fails else plans_of(request, network, count, *rest)
+
+    def refusing(plan, *rest):
+        if plan.num_microbatches == first.num_microbatches:
+            raise UserError("the memory is full")
+        return price(plan, *rest)
+
+    monkeypatch.setattr(search, "plans_of", some)
+    monkeypatch.setattr(tried, "price_with_room", refusing)
+    found = best_plan(request, "small").plan
+    assert found.predicted.level == "machine"
+    assert found.num_microbatches != first.num_microbatches
+    assert looked[0] != looked[1]
+
+
 def test_combinations_that_are_not_built_are_left_out(monkeypatch):
     """A loss of too many labels in a micro-batch, for instance."""
     request = replace(asked(2), load=small_network, batch=4)
