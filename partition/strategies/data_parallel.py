@@ -155,8 +155,15 @@ def shared_candidates(
             found.append((timed.minibatch_s * sharers / count + sum_s, timed))
     if not found:
         raise PlanError(fault or "nothing to try")
-    found.sort(key=lambda each: each[0])
-    return found
+    found.sort(key=lambda each: (each[0], _cells(each[1])))
+    # Whatever the device has that nobody waits for, the time is the same.
+    best = {(candidate.num_microbatches, seconds): candidate for seconds, candidate in found[::-1]}
+    return [each for each in found if best[each[1].num_microbatches, each[0]] is each[1]]
+
+
+def _cells(candidate: Candidate) -> int:
+    """Cells of all cores."""
+    return sum(stage.node.core.cells for stage in candidate.stages if stage.node)
 
 
 def _shares(request: Request, sharers: int) -> list[int]:

@@ -142,6 +142,32 @@ def test_scratchpads_without_room_are_doubled(monkeypatch):
         planned(2)
 
 
+def test_cells_that_save_no_time_are_left_out(monkeypatch):
+    """The slowest of a board's unlike nodes says how long a mini-batch takes."""
+    cluster = chain_of(load_board("u280"), 1, 3).spec
+    request = Request(partial(load_network, "digits-cnn"), 12, cluster)
+    tried = []
+
+    timed = data_parallel.on_every_device
+
+    def note(*arguments, **options):
+        tried.append(timed(*arguments, **options))
+        return tried[-1]
+
+    monkeypatch.setattr(data_parallel, "on_every_device", note)
+    found = [each for _, each in shared_candidates(request)]
+
+    def cells(candidate):
+        return sum(stage.node.core.cells for stage in candidate.stages)
+
+    least = {}
+    for each in tried:
+        key = each.num_microbatches, each.minibatch_s
+        least[key] = min(cells(each), least.get(key, cells(each)))
+    assert len(found) == len(least) < len(tried)
+    assert {(each.num_microbatches, each.minibatch_s): cells(each) for each in found} == least
+
+
 def test_programs_choose_the_core(monkeypatch):
     """Even where formulas like a wider array than is best."""
     cluster = chain_of(load_board("u280"), 2).spec
