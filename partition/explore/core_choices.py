@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from fpgapipe.hw.hls_models.spec.device import DeviceSpec
     from fpgapipe.hw.hls_models.spec.node import NodeSpec
     from fpgapipe.hw.hls_models.spec.systolic import Form
+    from fpgapipe.partition.cost.cores import Violation
     from fpgapipe.partition.cost.cost import CostModel
     from fpgapipe.partition.explore.candidate import Choice, Option
     from fpgapipe.partition.explore.request import Request
@@ -53,6 +54,7 @@ def ranked_cores(
     for device in kinds:
         if request.array:
             none, *more = usable_savings(device, form, num_engines, num_links, random=random)
+            excess = []
             for savings in (none, *itertools.chain.from_iterable(more)):
                 try:
                     node = core_of(
@@ -70,7 +72,9 @@ def ranked_cores(
                 broken = core_fits(device, node.core)
                 if not broken:
                     break
+                excess.append(broken)
             if broken:
+                broken = min(excess, key=_excess)
                 raise PlanError(
                     f"an array of {node.core.rows}x{node.core.cols} does not fit {device.name}: "
                     f"{'; '.join(map(str, broken))}"
@@ -94,6 +98,11 @@ def ranked_cores(
     return ranked
 
 
+def _excess(broken: Sequence[Violation]) -> float:
+    """How many times as much as there is of a resource a core needs."""
+    return max(each.needed / max(each.available, 1) for each in broken)
+
+
 def _seconds(option: Option) -> float:
     """Time that all layers take, by formulas."""
     return sum(cost.total_s for cost in option[1])
@@ -102,7 +111,9 @@ def _seconds(option: Option) -> float:
 def _what_does(device: DeviceSpec, num_engines: int, num_links: int, form: Form | None) -> str:
     """The end of the message about an array that does not fit: one that does, if there is any."""
     try:
-        core = candidate_cores(device, num_engines, num_links, form=form)[0].core
+        fit = candidate_cores(device, num_engines, num_links, form=form)
     except ValueError:
         return "; nor does any other"
+    fit += wider_cores(device, num_engines, num_links, form=form)
+    core = max((node.core for node in fit), key=lambda core: core.cells)
     return f"; {core.rows}x{core.cols} does"
