@@ -4,8 +4,8 @@ One core sends a packet from its memory, the other one puts it into its own, wit
 a word a cycle and more (ideal) and with those of one and of two ports of a U280's HBM. Prints one
 JSON object: for each memory the cycles of the hardware and of the cycle model, the bytes a cycle
 from the first word to the last (two sizes of packets tell them), their share of the memory's rate,
-and whether that is enough. A byte that is lost or changed stops the bench. LUTs are those that
-Yosys counted for the resource model (``bench_resources.py``). Cores have 4x4 cells.
+and whether that is enough. A byte that is lost or changed stops the bench. LUTs are the
+resource model's: Yosys counted those of an end (``bench_resources.py``). Cores have 4x4 cells.
 """
 
 import argparse
@@ -139,7 +139,7 @@ def main() -> None:
         "lut": lut <= MOST_LUTS,
     }
     luts = {"end": lut, "end_and_packets": link_resources(CORE.links, CORE.bus_bytes).lut}
-    print(json.dumps({"packets": found, "counted_luts": luts, "within": within}, indent=1))
+    print(json.dumps({"packets": found, "luts": luts, "within": within}, indent=1))
 
 
 if __name__ == "__main__":
