@@ -445,7 +445,7 @@ class StepBuilder(StepTensors):
             tuple(sorted(self._slots)),
             self._all_microbatches,
             inputs,
-            tuple(name for name in self._outputs if self.of_microbatch(name, first) in places),
+            self._outputs if self.options.keeps_results else (),
             losses=self._losses,
             places=places,
             tensors=dict(self.tensors),

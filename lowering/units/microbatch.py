@@ -300,12 +300,14 @@ class MicroBatch:
     def activation(self, name: str, shape: tuple[int, ...]) -> Tensor:
         """Declare a tensor of activations or of their gradients; see `named`.
 
-        An output of the network is FP32, and each micro-batch has its own tensor for it. If its
-        layout is not the one that the host reads, `deliver` copies it into another tensor of that
-        name.
+        An output of the network is FP32. Where the host reads it, each micro-batch has its own
+        tensor for it; if its layout is not the one that the host reads, `deliver` copies it into
+        another tensor of that name.
         """
         if name != self.layer or name not in self.graph.outputs:
             return self.tensor(name, shape, self.options.activations)
+        if not self.options.keeps_results:
+            return self.tensor(name, shape, FP32)
         leaving = self.graph.layers[name].output.shape
         if self._builder.layouts.values[name] != host_layout(leaving):
             return self.tensor(f"{name}.result", shape, FP32)
@@ -320,6 +322,8 @@ class MicroBatch:
 
     def deliver(self, name: str) -> None:
         """Copy an output of the network into the tensor that the host reads, if necessary."""
+        if not self.options.keeps_results:
+            return
         if self.values[name].tensor.name == self._builder.of_microbatch(name, self.index):
             return
         result = self._leaving(name)

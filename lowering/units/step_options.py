@@ -227,6 +227,15 @@ class StepOptions:
         return FP32 if exact else self.activations
 
     @property
+    def keeps_results(self) -> bool:
+        """Whether the host can read the network's results after a step.
+
+        A step that trains gives losses and counts of right labels alone, and a micro-batch's
+        results make room when they have been read: logits of words may take more than all else.
+        """
+        return self.apart or not self.train
+
+    @property
     def clips(self) -> bool:
         """Whether all gradients together are scaled down to a largest norm."""
         return self.clip_norm is not None

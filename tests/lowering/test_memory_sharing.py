@@ -78,6 +78,23 @@ def test_the_memory_of_many_microbatches_is_known_from_a_few(kind):
         assert memory_bytes(part.demand.repeated(whole.tasks)) == whole.memory_bytes
 
 
+@pytest.mark.parametrize("kind", ["gpipe", "1f1b-as"])
+def test_results_make_room_in_a_step_that_trains(kind):
+    """The host reads losses alone; with places of their own for all tensors, results as well."""
+    graph = network()
+    *_, last = pipeline_of(graph, kind)
+    *_, apart = pipeline_of(graph, kind, options=StepOptions(apart=True))
+    (name,) = graph.outputs
+    assert last.outputs == ()
+    assert apart.outputs == (name,)
+    few, more = (
+        pipeline_of(graph, kind, count)[-1].account[Category.HOST.value] for count in (4, 8)
+    )
+    assert more - few == 4 * 3 * 4096  # pages of labels, loss, and number of right labels
+    inference = pipeline_of(graph, kind, options=StepOptions(train=False))
+    assert inference[-1].outputs == (name,)
+
+
 def test_what_the_host_reads_and_writes_has_places_of_its_own():
     program = build_step(every_operator(2), SMALL_CORE, tasks=tasks_of(ORDERS["gpipe"]))
     assert program.shared.keys() <= program.tensors.keys()
