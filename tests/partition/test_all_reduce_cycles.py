@@ -2,13 +2,20 @@
 
 import pytest
 
+from fpgapipe import plan
+from fpgapipe.boards.cluster import chain_of
+from fpgapipe.boards.library import load_board
+from fpgapipe.hw.hls_models.cycles.cluster_cycles import predict_cluster
 from fpgapipe.hw.hls_models.cycles.core_cycles import MemorySpec
 from fpgapipe.hw.hls_models.cycles.link_cycles import WireTiming
 from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec, ScratchpadSpec, VectorSpec
 from fpgapipe.hw.hls_models.spec.link import LinkEngineSpec
 from fpgapipe.hw.hls_models.spec.on_chip import ON_CHIP_BYTES, OnChipSpec
+from fpgapipe.lowering.program import gradient_sum
 from fpgapipe.lowering.sums.all_reduce import CHUNK_BYTES
 from fpgapipe.partition.pricing import all_reduce_cycles as pricing
+from fpgapipe.partition.pricing.machine import lower_plan
+from fpgapipe.partition.pricing.plan_cores import memory_specs, wire_timings
 
 ELEMENTS = 96 * CHUNK_BYTES[1] // 4
 """So many that chunks would be smaller for a part of them."""
@@ -61,3 +68,23 @@ def test_nodes_of_a_board_add_up_by_turns(monkeypatch):
     monkeypatch.setattr("fpgapipe.lowering.sums.all_reduce.BY_TURNS", 1)
     for count, least in ((2, 1.35), (3, 1.35), (4, 1)):
         assert cycles(count, 64, link=OnChipSpec()) >= least * found[count]
+
+
+@pytest.mark.parametrize("held", [None, 0.0])
+def test_the_node_in_the_middle_updates_its_weights_late(held, monkeypatch):
+    """The cycle model of all devices finds what the plan says; not if the update begins at once."""
+    if held is not None:
+        monkeypatch.setattr(gradient_sum, "HELD", held)
+    cluster = chain_of(load_board("u280"), 1, 3)
+    found = plan("digits-cnn", cluster, batch=12, strategy="data", array=(32, 64))
+    made = found.plan
+    programs = lower_plan(made, found.graph, found.cluster)
+    cycles = predict_cluster(
+        [part.instructions for part in programs.parts],
+        made.cores,
+        programs.placement.wires,
+        memories=memory_specs(made),
+        wires=wire_timings(made, found.cluster),
+    ).cycles
+    planned = made.predicted.minibatch_s * made.clk_hz
+    assert (planned == pytest.approx(cycles, rel=0.01)) == (held is None)
