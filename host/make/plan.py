@@ -104,6 +104,11 @@ class Planned(Result):
         return self.plan.batch / rank(self.plan)
 
     @property
+    def fits(self) -> bool:
+        """Whether the programs fit the memory of their boards, as far as that is known."""
+        return self.found is None or self.found.fault is None
+
+    @property
     def upload_s(self) -> float:
         """Seconds in which the host writes the inputs of a mini-batch, before the devices start.
 
@@ -257,6 +262,11 @@ class PlannedDegrees(Result):
     def sure_per_s(self) -> float:
         """Samples a second, to compare degrees with other degrees; all are by formulas."""
         return self.found.batch / self.found.step_s
+
+    @property
+    def fits(self) -> bool:
+        """Whether programs fit the memory, of which nothing is known: there are none."""
+        return True
 
     def to_dict(self) -> dict[str, Any]:
         """The degrees of all groups of layers, and their times."""

@@ -163,6 +163,11 @@ class Chosen:
     degrees: LayerwisePlan | None = None
     pipeline: BestPlan | None = None
 
+    @property
+    def fits(self) -> bool:
+        """Whether its programs fit the memory of their boards, as far as that is known."""
+        return self.pipeline is None or self.pipeline.fault is None
+
 
 def plan_by(
     request: Request, network: str, strategy: str, progress: Progress, *, smallest: bool = False
@@ -230,7 +235,7 @@ def fastest_of(
     if not found:
         raise refused[0][1]
     return (
-        min(found, key=lambda each: rank(each.plan)),
+        min(found, key=lambda each: (not each.fits, rank(each.plan))),
         {each.plan.kind: each.plan for each in found},
         tuple(f"{strategy}: {error}" for strategy, error in refused),
     )

@@ -28,11 +28,14 @@ class Way:
     planned_per_s : float or None
         Samples a second of which the prices of the fastest plan can be sure: those of its programs,
         fewer than formulas say. None if it was not planned.
+    fits : bool
+        Whether its programs fit the memory of their boards; true if none was planned.
     """
 
     nodes: int
     ideal_per_s: float | None
     planned_per_s: float | None = None
+    fits: bool = True
 
 
 class Rated(Protocol):
@@ -41,6 +44,10 @@ class Rated(Protocol):
     @property
     def sure_per_s(self) -> float:
         """Samples a second of which its prices can be sure."""
+
+    @property
+    def fits(self) -> bool:
+        """Whether its programs fit the memory of their boards, as far as that is known."""
 
 
 Place = TypeVar("Place")
@@ -58,7 +65,8 @@ def fastest_sharing(
     The search begins with a node a die, and goes to more nodes, and to fewer ones, until that is
     slower. Numbers are not planned that by formulas cannot be faster: fewer nodes, if they would
     not do as much as the best plan even if each were always at work; and more nodes, if they would
-    not do more than the best number then, since they are no nearer to that.
+    not do more than the best number then, since they are no nearer to that. Where programs do not
+    fit the memory, more nodes are not asked, of which each has less.
 
     Parameters
     ----------
@@ -87,8 +95,8 @@ def fastest_sharing(
     ideals: dict[int, float] = {}
     planned: dict[int, Answer] = {}
 
-    def per_s(at: int) -> float:
-        return planned[at].sure_per_s if at in planned else 0.0
+    def rank(at: int) -> tuple[bool, float]:
+        return (planned[at].fits, planned[at].sure_per_s) if at in planned else (False, 0.0)
 
     reason: UserError | None = None
     start = min(num_dies, len(clusters)) - 1
@@ -96,21 +104,27 @@ def fastest_sharing(
     for way in (range(start, len(clusters)), range(start - 1, -1, -1)):
         for at in way:
             ideals[at] = _ideal_per_s(request_on(clusters[at]), rates)
-            if planned and ideals[at] <= (ideals[best] if at > best else per_s(best)):
+            fits, per_s = rank(best)
+            if planned and at > best and not fits:
+                break
+            if fits and ideals[at] <= (ideals[best] if at > best else per_s):
                 break
             try:
                 planned[at] = planned_on(clusters[at])
             except UserError as error:
                 reason = reason or error
                 continue
-            if per_s(at) < per_s(best):
+            if rank(at) >= rank(best):
+                best = at
+            elif fits:
                 break
-            best = at
     if not planned:
         assert reason is not None, "something was planned"
         raise reason
     ways = (
-        Way(at + 1, ideals.get(at), per_s(at) if at in planned else None)
+        Way(at + 1, ideals.get(at), planned[at].sure_per_s, planned[at].fits)
+        if at in planned
+        else Way(at + 1, ideals.get(at))
         for at in range(len(clusters))
     )
     return planned[best], tuple(ways)
@@ -118,9 +132,11 @@ def fastest_sharing(
 
 def ways_told(ways: Sequence[Way]) -> str:
     """Say which numbers of nodes were planned, and why others were not."""
-    best = max(ways, key=lambda way: way.planned_per_s or 0)
+    best = max(ways, key=lambda way: (way.fits, way.planned_per_s or 0))
     rates = ", ".join(
-        f"{way.nodes}: {way.planned_per_s:,.1f}" for way in ways if way.planned_per_s is not None
+        f"{way.nodes}: {way.planned_per_s:,.1f}{'' if way.fits else ', too large'}"
+        for way in ways
+        if way.planned_per_s is not None
     )
     rest = sum(way.planned_per_s is None for way in ways)
     text = f"nodes a board: {best.nodes}, the fastest in samples/s of those planned ({rates})"

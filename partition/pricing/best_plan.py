@@ -61,6 +61,10 @@ if TYPE_CHECKING:
     from fpgapipe.partition.timeline.timeline import Timeline
 
 
+MOST_DOUBTS = 4
+"""Plans of which programs are made at last, where none fitted the memory."""
+
+
 @dataclass(frozen=True)
 class BestPlan:
     """Result of a search.
@@ -80,6 +84,8 @@ class BestPlan:
         Why other combinations are impossible.
     compared : str
         A sentence that says what was compared by programs, and what may be faster all the same.
+    fault : str or None
+        Why the programs do not fit the memory, if that is known.
     """
 
     plan: Plan
@@ -89,6 +95,7 @@ class BestPlan:
     tried: list[dict[str, Any]]
     refused: list[str]
     compared: str
+    fault: str | None = None
 
 
 def best_plan(
@@ -126,7 +133,7 @@ def best_plan(
         plan, timeline = price_plan(plan, graph, request.cluster, options=request.step_options)
     else:
         timeline = _estimated(plan, request)
-    rest = {name: answer[name] for name in ("tried", "refused", "compared")}
+    rest = {name: answer[name] for name in ("tried", "refused", "compared", "fault")}
     return BestPlan(plan, graph, timeline, built, **rest)
 
 
@@ -253,7 +260,7 @@ class _Search:
             found = explore(self.request, self.on_step)
             best_of_kinds = [each for each in found.tried if self._is_possible(each)]
             self.tried = list(map(self._of, best_of_kinds or found.tried))
-        best = min(self.tried, key=lambda each: (not each.is_exact, bool(each.fault), each.seconds))
+        best = self._best()
         chosen = self._smallest(best) if self.smallest else best
         of_kind: dict[str, Tried] = {}
         known = [each for each in self.tried if each.is_exact] or self.tried
@@ -262,7 +269,7 @@ class _Search:
         return {
             "plan": chosen.plan.to_json(),
             "priced": chosen.is_exact,
-            "fault": chosen.fault or None,
+            "fault": self._fault(chosen),
             "tried": [
                 {
                     "schedule": kind,
@@ -274,6 +281,28 @@ class _Search:
             "refused": list(found.refused),
             "compared": self._sentence(looks, best, chosen),
         }
+
+    def _best(self) -> Tried:
+        """The fastest of what was tried; its programs are made, if those of others do not fit."""
+
+        def key(each: Tried) -> tuple[bool, bool, float]:
+            return not each.is_exact, bool(each.fault), each.seconds
+
+        best = min(self.tried, key=key)
+        for _ in range(MOST_DOUBTS):
+            if best.is_timed or not self._fault(best) or not is_soon_priced(best.plan):
+                break
+            self._time([best])
+            best = min(self.tried, key=key)
+        return best
+
+    def _fault(self, chosen: Tried) -> str | None:
+        """Why no programs are made for a plan, as far as those of others tell."""
+        if chosen.is_exact or chosen.fault:
+            return chosen.fault or None
+        others = sorted(self.tried, key=lambda each: (not each.fault, each.seconds))
+        fault = others[0].fault
+        return f"of plans that are about as fast, none fits: {fault}" if fault else None
 
     def _is_possible(self, candidate: Candidate) -> bool:
         """Whether programs are made for a candidate, whose cores and cuts do not matter."""

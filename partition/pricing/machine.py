@@ -59,7 +59,7 @@ LEAST_MICROBATCHES = 2
 """Micro-batches whose programs are timed even if that makes more layers. Others take as long as the
 second: where tasks are long, what they overlap with at their ends hardly counts."""
 
-MOST_CYCLES, MOST_ALONE = 1e9, 1e10
+MOST_CYCLES, MOST_ALONE = 2e9, 1e10
 """Cycles of all tasks, as estimated, up to which `plan` times the programs of a plan over several
 devices, where searches time many plans, and of one on a single device."""
 
@@ -81,6 +81,22 @@ programs of pipelines, which it goes to by prices of layers."""
 LONG_BATCHES = 3.3
 """Mini-batches of a single device in whose time a search may price, in any case, what promises to
 be the best: the longer they take, the sooner the search has paid."""
+
+
+class NoRoomError(UserError):
+    """A node's program and tensors do not fit the memory of its board.
+
+    Parameters
+    ----------
+    reason : str
+        Text of the message.
+    needed_bytes : sequence of int
+        Bytes that each node of the plan needs.
+    """
+
+    def __init__(self, reason: str, needed_bytes: Sequence[int]) -> None:
+        super().__init__(reason)
+        self.needed_bytes = tuple(needed_bytes)
 
 
 def lower_plan(
@@ -130,10 +146,11 @@ def _check_room(plan: Plan, cluster: ClusterSpec, memory_bytes: Sequence[int]) -
     devices = PlacedNodes.of(plan, cluster).devices
     for index, (device, needed) in enumerate(zip(devices, memory_bytes, strict=True)):
         if needed > device.memory_bytes:
-            raise UserError(
+            raise NoRoomError(
                 f"device {index} needs {needed:,} bytes of memory, "
                 f"{plan.nodes[index].device} has {device.memory_bytes:,}; more micro-batches, a "
-                "smaller batch or more devices need less"
+                "smaller batch or more devices need less",
+                memory_bytes,
             )
 
 

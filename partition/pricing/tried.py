@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from fpgapipe.errors import UserError
 from fpgapipe.lowering.schedule.schedule import ScheduleError
 from fpgapipe.partition.cost.cost import CostModel
+from fpgapipe.partition.explore.candidate import device_chain
 from fpgapipe.partition.explore.cut_problem import on_one_device
 from fpgapipe.partition.explore.explorer import (
     device_chains,
@@ -21,19 +22,23 @@ from fpgapipe.partition.explore.explorer import (
 from fpgapipe.partition.explore.planned import as_plan
 from fpgapipe.partition.pricing.climb import least_of
 from fpgapipe.partition.pricing.layer_choice import priced_choice
-from fpgapipe.partition.pricing.machine import is_soon_priced, price_with_room
+from fpgapipe.partition.pricing.machine import NoRoomError, is_soon_priced, price_with_room
 from fpgapipe.partition.schedule.schedule_kinds import num_engines_of
 from fpgapipe.partition.search.problem import PlanError
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Hashable, Iterable, Iterator
+    from collections.abc import Container, Hashable, Iterable, Iterator, Mapping
 
-    from fpgapipe.hw.hls_models.spec.device import DeviceSpec
+    from fpgapipe.hw.hls_models.spec.device import ClusterSpec, DeviceSpec
     from fpgapipe.hw.hls_models.spec.node import NodeSpec
     from fpgapipe.network.graph import Graph
     from fpgapipe.partition.explore.candidate import Candidate, Choice
     from fpgapipe.partition.explore.request import Request
     from fpgapipe.partition.plan import Plan, Prediction
+
+
+MOST_CUTS = 4
+"""Cuts that are tried, each with less memory, until their programs fit."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -130,20 +135,12 @@ def plans_of(
             for device, node in cores.items()
         }
     else:
-        choice = priced_choice(
-            graph,
-            cores,
-            train=request.train,
-            accumulates=count > 1,
-            scratchpad_bytes=request.scratchpad_bytes,
-            options=request.step_options,
-        )
+        choice = _by_layers(request, graph, cores, count)
     engines = max(node.core.num_engines for node in cores.values())
     tried: list[Tried] = []
     for each in _distinct(_cuts(request, graph, choice, count)):
-        plan = as_plan(each, graph, network, request.batch, request.cluster, train=request.train)
-        found = Tried(plan, plan.predicted, each.timeline.schedule.synchronous)
-        if by_program and least_of(each.steady_s, engines) < limit_s and is_soon_priced(plan):
+        found = _as_tried(each, graph, network, request)
+        if by_program and least_of(each.steady_s, engines) < limit_s and is_soon_priced(found.plan):
             found = timed(request, graph, found)
             limit_s = min(limit_s, found.seconds if found.is_exact else inf)
         tried.append(found)
@@ -157,14 +154,92 @@ def is_cut(request: Request, cores: Container[DeviceSpec]) -> bool:
 
 
 def timed(request: Request, graph: Graph, tried: Tried) -> Tried:
-    """A plan with the times of its programs, or why there are none."""
-    try:
-        plan, (priced, _) = price_with_room(
-            tried.plan, graph, request.cluster, request.step_options, request.scratchpad_bytes
-        )
-    except UserError as error:  # a layer does not fit
-        return replace(tried, fault=str(error))
-    return replace(tried, plan=plan, predicted=priced.predicted, by_layers_s=tried.seconds)
+    """A plan with the times of its programs, or why there are none.
+
+    Where the programs of a cut take more memory than formulas say, which leave the programs
+    themselves out, the network is cut again with so much less of it.
+    """
+    less_bytes: dict[int, int] = {}  # by position of the device
+    latest = tried
+    for _ in range(MOST_CUTS):
+        try:
+            plan, (priced, _) = price_with_room(
+                latest.plan, graph, request.cluster, request.step_options, request.scratchpad_bytes
+            )
+        except NoRoomError as error:
+            tried = replace(tried, fault=tried.fault or str(error))
+            positions = _positions(latest.plan, request.cluster)
+            for at, node, needed in zip(
+                positions, latest.plan.nodes, error.needed_bytes, strict=True
+            ):
+                less_bytes[at] = max(less_bytes.get(at, 0), needed - node.memory_bytes)
+            again = _with_less(request, graph, latest.plan, less_bytes)
+            if again is None or again.plan.stages == latest.plan.stages:
+                return tried
+            latest = again
+        except UserError as error:  # a layer does not fit
+            return replace(tried, fault=str(error))
+        else:
+            return replace(
+                latest, plan=plan, predicted=priced.predicted, by_layers_s=latest.seconds
+            )
+    return tried
+
+
+def _positions(plan: Plan, cluster: ClusterSpec) -> list[int]:
+    return [cluster.device_names.index(node.device) for node in plan.nodes]
+
+
+def _with_less(
+    request: Request, graph: Graph, plan: Plan, less_bytes: Mapping[int, int]
+) -> Tried | None:
+    """The fastest cut for a plan's schedule and cores where devices have less memory, if any."""
+    cluster, count = request.cluster, plan.num_microbatches
+    positions = _positions(plan, cluster)
+    specs = [cluster.devices[at] for at in positions]
+    cores = {
+        device: replace(node.spec, core=replace(node.core, links=()))
+        for device, node in zip(specs, plan.nodes, strict=True)
+    }
+    if not is_cut(request, cores):
+        return None
+    choice = _by_layers(request, graph, cores, count)
+    if choice is None or set(choice) != set(specs):
+        return None
+    devices = list(cluster.devices)
+    smaller: Choice = {}
+    for at in positions:
+        left = devices[at].memory_bytes - less_bytes.get(at, 0)
+        if left <= 0:
+            return None
+        of_one = replace(devices[at].memories[0], count=1, size_bytes=left)
+        devices[at] = replace(devices[at], memories=(of_one,))
+        smaller[devices[at]] = choice[cluster.devices[at]]
+    asked = replace(request, cluster=replace(cluster, devices=tuple(devices)))
+    with suppress(PlanError, ScheduleError):
+        chain = device_chain(asked.cluster, positions)
+        found = plan_one(asked, graph, smaller, chain, plan.schedule, count)
+        return _as_tried(found, graph, plan.network, request)
+    return None
+
+
+def _by_layers(
+    request: Request, graph: Graph, cores: Mapping[DeviceSpec, NodeSpec], count: int
+) -> Choice | None:
+    """Prices of layers with some cores; see `priced_choice`."""
+    return priced_choice(
+        graph,
+        cores,
+        train=request.train,
+        accumulates=count > 1,
+        scratchpad_bytes=request.scratchpad_bytes,
+        options=request.step_options,
+    )
+
+
+def _as_tried(candidate: Candidate, graph: Graph, network: str, request: Request) -> Tried:
+    plan = as_plan(candidate, graph, network, request.batch, request.cluster, train=request.train)
+    return Tried(plan, plan.predicted, candidate.timeline.schedule.synchronous)
 
 
 def _cuts(request: Request, graph: Graph, choice: Choice | None, count: int) -> Iterator[Candidate]:

@@ -20,7 +20,7 @@ from fpgapipe.partition.explore.request import Request
 from fpgapipe.partition.explore.sharing import fastest_sharing, ways_told
 
 
-def searched(monkeypatch, ideals, rates):
+def searched(monkeypatch, ideals, rates, too_large=()):
     """Numbers of nodes of a U280 that are planned, in their order, and which is taken.
 
     Parameters
@@ -28,6 +28,8 @@ def searched(monkeypatch, ideals, rates):
     ideals, rates : list
         For each number, samples a second if no node waited, and those of its plan; a plan that is
         None does not fit.
+    too_large : sequence of int
+        Numbers of nodes with plans whose programs do not fit.
     """
     asked = []
 
@@ -36,7 +38,8 @@ def searched(monkeypatch, ideals, rates):
         asked.append(at + 1)
         if rates[at] is None:
             raise UserError(f"{at + 1} nodes do not fit")
-        return SimpleNamespace(sure_per_s=rates[at], nodes=at + 1)
+        fits = at + 1 not in too_large
+        return SimpleNamespace(sure_per_s=rates[at], nodes=at + 1, fits=fits)
 
     monkeypatch.setattr(
         sharing, "_ideal_per_s", lambda cluster, _: ideals[len(cluster.device_names) - 1]
@@ -75,6 +78,22 @@ def test_the_search_goes_on_until_it_is_slower(ideals, rates, asked, taken, monk
     found = searched(monkeypatch, ideals, rates)
     assert found[:2] == (asked, taken)
     assert f"nodes a board: {taken}, the fastest" in found[2]
+
+
+@pytest.mark.parametrize(
+    ("rates", "too_large", "asked", "taken"),
+    [
+        ([9, 18, 27, 99, 0, 0, 0, 0], [3], [3, 2], 2),
+        ([9, 18, 27, 99, 0, 0, 0, 0], [3, 2], [3, 2, 1], 1),
+        ([9, 18, 27, 99, 0, 0, 0, 0], [3, 2, 1], [3, 2, 1], 3),
+        ([9, 18, 19, 99, 0, 0, 0, 0], [4], [3, 4, 2], 3),
+    ],
+)
+def test_programs_that_do_not_fit(rates, too_large, asked, taken, monkeypatch):
+    """A slower plan that can be built is better; more nodes have less memory each."""
+    found = searched(monkeypatch, IDEALS, rates, too_large)
+    assert found[:2] == (asked, taken)
+    assert f"{too_large[0]}: {rates[too_large[0] - 1]:.1f}, too large" in found[2]
 
 
 def test_no_number_of_nodes_fits(monkeypatch):
