@@ -66,9 +66,12 @@ def main() -> None:
     parser.add_argument("--networks", nargs="+", default=NETWORKS)
     parser.add_argument("--strategies", nargs="+", default=STRATEGIES)
     parser.add_argument("--array", type=int, nargs=2, default=(8, 8))
+    names = [f"{boards}x{nodes}" for boards, nodes in LAYOUTS]
+    parser.add_argument("--layouts", nargs="+", choices=names, default=names)
     given = parser.parse_args()
     cases: list[Any] = []
-    for name, (boards, nodes), strategy in product(given.networks, LAYOUTS, given.strategies):
+    layouts = [each for each, name in zip(LAYOUTS, names, strict=True) if name in given.layouts]
+    for name, (boards, nodes), strategy in product(given.networks, layouts, given.strategies):
         try:
             found = case(name, boards, nodes, strategy, tuple(given.array))
         except fpgapipe.UserError as error:

@@ -4,8 +4,7 @@ Prints one JSON object: for each core, and for each of its blocks, what the mode
 flip-flops, block RAMs and DSPs, what Yosys counts, and the ratio. Modules keep their borders, as in
 the design that is built, so that the count of a block is that of its modules. Exits with 1 if LUTs
 or flip-flops of a core are off by more than 3 %, or block RAMs or DSPs at all. A core of plain
-cells takes Yosys four to ten minutes; those of packed cells, which are larger, have not been
-counted yet.
+cells takes Yosys four to ten minutes, one of packed cells some 25.
 """
 
 import argparse
