@@ -58,11 +58,12 @@ def fitting(what: str, batch: int, plan: Any) -> dict[str, Any]:
     while True:
         try:
             found = plan(batch)
-            break
+            if found.fits or batch == 1:
+                break
         except fpgapipe.UserError as error:
             if batch == 1:
                 return {"refused": str(error)}
-            batch //= 2
+        batch //= 2
     plan = found.plan
     record = {
         "batch": batch,
