@@ -15,19 +15,19 @@ __all__ = [
     "Answers", "BoardList", "BoardSheet", "BroughtUp", "Build", "Built", "Checkpoint",
     "Checkpoints", "ClusterSheet", "ClusterSpec", "Compared", "CoreSpec", "Covered", "Dataset",
     "DeviceSpec", "ElementFormat", "Exploration", "Explored", "Exported", "Generated", "Graph",
-    "GraphBuilder", "Layers", "LinkEngineSpec", "Loss", "Measurement", "MemorySpec",
-    "ModelBackend", "PipelineProgram", "Plan", "PlanRan", "Planned", "PlannedDegrees",
-    "PlannedProfile", "Predictions", "Profiled", "Ran", "Reached", "Request", "Ring", "RunOptions",
-    "RunSummary", "Samples", "Schedule", "ScratchpadSpec", "Settings", "SimulatorBackend",
-    "StepOptions", "StepResult", "Timetable", "TorchBackend", "UserError", "VectorSpec",
-    "Verified", "WireSpec", "__version__", "as_plan", "bringup", "build", "build_pipeline",
-    "chain_of", "check_schedule", "checkpoints", "compare", "coverage", "describe_board",
-    "describe_cluster", "explore", "explore_board", "explore_smallest", "explore_target", "export",
-    "generate", "initial_parameters", "inspect", "list_boards", "load_board", "load_cluster",
-    "load_data", "load_network", "make_schedule", "measure_build", "one_link_each", "open_backend",
-    "open_build", "oracle", "plan", "plan_board", "plan_profile", "predict", "profile",
-    "read_checkpoint", "read_schedule", "report", "ring", "run", "run_build", "run_plan",
-    "scalar_bits", "schedule", "verify", "write_build", "write_package", "write_report",
+    "GraphBuilder", "Layers", "LinkEngineSpec", "Loss", "Measurement", "MemorySpec", "ModelBackend",
+    "PipelineProgram", "Plan", "PlanRan", "Planned", "PlannedDegrees", "PlannedProfile",
+    "Predictions", "Profiled", "Ran", "Reached", "Request", "Ring", "RunOptions", "RunSummary",
+    "Samples", "Schedule", "ScratchpadSpec", "Settings", "SimulatorBackend", "StepOptions",
+    "StepResult", "Timetable", "TorchBackend", "UserError", "VectorSpec", "Verified", "WireSpec",
+    "__version__", "as_plan", "bringup", "build", "build_board", "build_pipeline", "chain_of",
+    "check_schedule", "checkpoints", "compare", "coverage", "describe_board", "describe_cluster",
+    "explore", "explore_board", "explore_smallest", "explore_target", "export", "generate",
+    "initial_parameters", "inspect", "list_boards", "load_board", "load_cluster", "load_data",
+    "load_network", "make_schedule", "measure_build", "one_link_each", "open_backend", "open_build",
+    "oracle", "plan", "plan_board", "plan_profile", "predict", "profile", "read_checkpoint",
+    "read_schedule", "report", "ring", "run", "run_build", "run_plan", "scalar_bits", "schedule",
+    "verify", "write_build", "write_package", "write_report",
 ]  # fmt: skip
 
 if TYPE_CHECKING:  # type checkers learn here what each name is
@@ -43,7 +43,7 @@ if TYPE_CHECKING:  # type checkers learn here what each name is
     from fpgapipe.host.data.samples import Dataset, Samples
     from fpgapipe.host.make.boards import BoardList, BoardSheet, describe_board, list_boards
     from fpgapipe.host.make.bringup import BroughtUp, bringup
-    from fpgapipe.host.make.build import Built, build
+    from fpgapipe.host.make.build import Built, build, build_board
     from fpgapipe.host.make.checkpoints import Checkpoints, checkpoints
     from fpgapipe.host.make.cluster import ClusterSheet, describe_cluster
     from fpgapipe.host.make.compare import Compared, compare

@@ -11,7 +11,8 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, ClassVar
 
-from fpgapipe.boards.cluster import Cluster
+from fpgapipe.boards.cluster import Cluster, chain_of
+from fpgapipe.boards.schema import Board
 from fpgapipe.errors import UserError
 from fpgapipe.host.backends.verification import verified
 from fpgapipe.host.build.build import Build, check_folder, write_build
@@ -24,6 +25,7 @@ from fpgapipe.host.make.networks import (
     with_integers,
     with_parameters,
 )
+from fpgapipe.host.make.plan import PlannedDegrees, plan_board
 from fpgapipe.host.make.plan_tables import plan_parts
 from fpgapipe.host.make.planning import (
     AUTO,
@@ -49,7 +51,8 @@ from fpgapipe.partition.cost.cores import RESOURCES, with_room
 from fpgapipe.partition.explore.explorer import explore
 from fpgapipe.partition.explore.planned import one_link_each, with_larger_scratchpads
 from fpgapipe.partition.explore.request import Request
-from fpgapipe.partition.plan import Plan
+from fpgapipe.partition.explore.sharing import Way, ways_told
+from fpgapipe.partition.plan import DATA_PARALLEL, Plan
 from fpgapipe.partition.pricing.best_plan import BestPlan, best_plan
 from fpgapipe.partition.pricing.climb import FASTEST
 from fpgapipe.partition.schedule.built_schedules import check_schedule_kind
@@ -73,6 +76,10 @@ class Built(Result):
         Whether there is Verilog.
     compared : str
         What the plan was compared with, and what the fastest one would be, if it is a pipeline.
+    boards : Cluster or None
+        The boards, if the number of their nodes was searched.
+    ways : tuple of Way
+        Numbers of nodes of each board, if they were searched.
     """
 
     RECORDS: ClassVar[str] = "resources"
@@ -82,6 +89,8 @@ class Built(Result):
     request: Request
     hardware: bool = True
     compared: str = ""
+    boards: Cluster | None = None
+    ways: tuple[Way, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """The plan, the resources of the cores, and what the memories are used for."""
@@ -99,6 +108,8 @@ class Built(Result):
         yield from plan_parts(self.build.plan, self.build.cluster)
         if self.compared:
             yield self.compared
+        if self.ways:
+            yield ways_told(self.ways)
         yield ""
         yield self._resources
         yield ""
@@ -323,6 +334,92 @@ def build(
     names = ["pipeline", *tried_strategies()] if strategy == AUTO else [strategy]
     found, _, _ = fastest_of(request, given.name, names, progress, smallest=True)
     return making.of_pipeline(found.pipeline) if found.pipeline else making.of(found.plan)
+
+
+def build_board(
+    network: str | Load | None,
+    board: Board,
+    num_boards: int = 1,
+    folder: Path | str | None = None,
+    *,
+    batch: int = 32,
+    micro_batches: int | None = None,
+    strategy: str | None = None,
+    schedule: str = "auto",
+    array: tuple[int, int] | None = None,
+    cells: str | None = None,
+    options: StepOptions | None = None,
+    package: str | None = None,
+    progress: Progress = silent,
+    **rest: Any,
+) -> Built:
+    """Build for boards that are shared among as many nodes as are fastest.
+
+    The number of nodes, the strategy, the schedule and the number of micro-batches are those of
+    `fpgapipe.plan_board`; the cores are the smallest that are nearly as fast.
+
+    Parameters
+    ----------
+    network : str or callable
+    board : Board
+    num_boards : int
+        Number of such boards, cabled in a chain.
+    strategy : str, optional
+        The faster one of a pipeline and data parallelism if it is not given.
+    folder, batch, micro_batches, schedule, array, cells, options, package, progress, **rest
+        As for `build`.
+
+    Returns
+    -------
+    Built
+        `Built.boards` are the boards and their nodes, `Built.ways` the other numbers of nodes.
+
+    Raises
+    ------
+    UserError
+        As `build` does, and for inference, for which no number of nodes is searched.
+    """
+    options = options or StepOptions()
+    if network is None or not options.train:
+        raise UserError(
+            "the fastest number of nodes is searched for training a network; for --mode infer say "
+            "how many --nodes"
+        )
+    if folder is not None:
+        check_folder(Path(folder))
+    if package is not None:
+        check_boards(chain_of(board, num_boards), package)
+    asked: dict[str, Any] = {"batch": batch, "array": array, "cells": cells, "progress": progress}
+    found = plan_board(
+        network,
+        board,
+        num_boards,
+        micro_batches=micro_batches,
+        strategy=strategy,
+        schedule=schedule,
+        **asked,
+    )
+    if isinstance(found, PlannedDegrees):
+        raise UserError(found.reason)
+    made = found.plan
+    if made.kind == DATA_PARALLEL:
+        kind, order = "data", "1f1b-as"
+    else:
+        kind, order = "pipeline", made.schedule
+    boards = chain_of(board, num_boards, len(found.cluster.devices) // num_boards)
+    built = build(
+        network,
+        boards,
+        folder,
+        micro_batches=made.num_microbatches,
+        strategy=strategy or kind,
+        schedule=order,
+        options=options,
+        package=package,
+        **asked,
+        **rest,
+    )
+    return dataclasses.replace(built, boards=boards, ways=found.ways)
 
 
 def _network_of(

@@ -2,6 +2,7 @@
 
 import copy
 import json
+import re
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -218,3 +219,40 @@ def test_what_a_node_does_alone_needs_no_room_for_the_rest():
     alone = sharing._ideal_per_s(request, rates)
     assert alone == pytest.approx(sum(rates[device] for device in two.spec.devices))
     assert alone > 0
+
+
+BUILT = ("build", "--board", "u50", "--nodes", "auto", "--batch", 4, "--no-hardware", "--no-verify")
+
+
+@pytest.mark.parametrize(
+    ("options", "kind"),
+    [(("--strategy", "data"), "data-parallel"), (("--schedule", "gpipe"), "gpipe")],
+)
+def test_a_build_takes_the_fastest_number_of_nodes(options, kind, cli, tmp_path):
+    """It is the one that `plan` finds, which is said at the end."""
+    folder = tmp_path / "build"
+    code, out, err = cli(*BUILT, *options, "--micro-batches", 2, "-o", folder)
+    assert code == 0, err
+    nodes = int(re.search(r"nodes a board: (\d+), the fastest", out)[1])
+    build = fpgapipe.open_build(folder)
+    assert build.plan.kind == kind
+    assert len(build.plan.nodes) == nodes
+    assert nodes > 1
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--board", "u50", "--nodes", "auto", "--mode", "infer"), "say how many --nodes"),
+        (("--nodes", "auto"), "--nodes auto needs --board"),
+        (("--cluster", "boards.yaml", "--nodes", "auto"), "--nodes auto needs --board"),
+        (("--board", "kv260", "--nodes", "auto", "--package", "vitis"), "kv260"),
+        (("--board", "u50", "--nodes", "many"), "Invalid value for '--nodes'"),
+        (("--board", "u50", "--nodes", "0"), "Invalid value for '--nodes'"),
+        (("--board", "u50", "--nodes", "9" * 500), "500 characters is too long"),
+    ],
+)
+def test_builds_for_a_number_of_nodes_that_is_not_searched(words, message, cli):
+    code, _, err = cli("build", *words)
+    assert code != 0
+    assert message in err

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
+from click.core import ParameterSource
 
 import fpgapipe
 from fpgapipe.host.cli.options import ranges
 from fpgapipe.host.cli.options.arrays import parse_array
-from fpgapipe.host.cli.options.cluster_options import cluster_options
+from fpgapipe.host.cli.options.cluster_options import chosen_cluster, searched_place_options
 from fpgapipe.host.cli.options.names import Names
 from fpgapipe.host.cli.options.network_names import networks_that_begin
 from fpgapipe.host.cli.options.options import command
@@ -27,8 +28,8 @@ from fpgapipe.host.terminal.console import progress
 from fpgapipe.host.terminal.result import show
 from fpgapipe.jobs import other_processors
 
-if TYPE_CHECKING:
-    from fpgapipe.boards.cluster import Cluster
+DEVICES = 2
+"""Boards that are built for if neither their number nor that of their nodes is given."""
 
 
 @command(
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
     example="fpgapipe build --board u280 --array 8x8 --batch 8 -o out/digits-cnn",
     lowers=True,
 )
-@partial(cluster_options, default_devices=2)
+@partial(searched_place_options, default_devices=DEVICES)
 @training_options
 @click.option(
     "--network",
@@ -125,11 +126,13 @@ if TYPE_CHECKING:
 )
 @other_processors()
 def build(
-    cluster: Cluster,
+    board: str | None,
+    devices: int | None,
+    nodes: int | str | None,
+    cluster_file: str | None,
     network: str | None,
     array: str | None,
     folder: str | None,
-    source: str | None,
     package: str | None,
     **options: Any,
 ) -> None:
@@ -139,17 +142,30 @@ def build(
     throughput of the best; --array says which instead. The folder has everything that 'fpgapipe
     run' needs; nothing is written if a layer does not fit.
     """
-    built = fpgapipe.build(
-        "digits-cnn" if network is None and source is None else network,
-        cluster,
-        folder,
-        source=source,
-        array=parse_array(array, options["cells"]),
-        package=package,
-        on_note=print,
-        progress=progress,
+    name = "digits-cnn" if network is None and options["source"] is None else network
+    settings = {
         **options,
-    )
+        "array": parse_array(array, options["cells"]),
+        "package": package,
+        "on_note": print,
+        "progress": progress,
+    }
+    if isinstance(nodes, str):
+        if board is None or cluster_file is not None:
+            raise fpgapipe.UserError(
+                "--nodes auto needs --board; a cluster file says which nodes its boards have"
+            )
+        context = click.get_current_context()
+        for each in ("strategy", "schedule"):
+            if context.get_parameter_source(each) is ParameterSource.DEFAULT:
+                del settings[each]
+        kind = fpgapipe.load_board(board)
+        built = fpgapipe.build_board(name, kind, devices or 1, folder, **settings)
+        assert built.boards is not None, "it says which nodes it took"
+        cluster = built.boards
+    else:
+        cluster = chosen_cluster(board, devices, cluster_file, nodes, DEVICES)
+        built = fpgapipe.build(name, cluster, folder, **settings)
     show(built)
     if package is not None:
         place = fpgapipe.write_package(built.build, cluster, package)

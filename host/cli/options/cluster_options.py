@@ -19,21 +19,34 @@ if TYPE_CHECKING:
 
 def place_options(function: Callable[..., Any], default_devices: int = 1) -> Callable[..., Any]:
     """Give a sub-command ``--board``, ``--devices``, ``--nodes`` and ``--cluster``."""
-    function = click.option(
+    return _board_options(_cluster_option(function), default_devices)
+
+
+def searched_place_options(
+    function: Callable[..., Any], default_devices: int = 1
+) -> Callable[..., Any]:
+    """Do as `place_options`, with ``--nodes auto`` for as many as are fastest."""
+    return _board_options(_cluster_option(function), default_devices, searches=True)
+
+
+def _cluster_option(function: Callable[..., Any]) -> Callable[..., Any]:
+    return click.option(
         "--cluster",
         "cluster_file",
         metavar="FILE",
         help="File that says which boards there are and how they are cabled.",
     )(function)
-    return _board_options(function, default_devices)
 
 
-def _board_options(function: Callable[..., Any], default_devices: int) -> Callable[..., Any]:
+def _board_options(
+    function: Callable[..., Any], default_devices: int, *, searches: bool = False
+) -> Callable[..., Any]:
     function = click.option(
         "--nodes",
-        metavar="N",
-        type=ranges.NODES,
-        help="Cores of each board, each with a share of a die and memory of its own [default: 1].",
+        metavar="N|auto" if searches else "N",
+        type=ranges.NumberOrAuto(ranges.NODES) if searches else ranges.NODES,
+        help="Cores of each board, each with a share of a die and memory of its own"
+        f"{'; auto for as many as are fastest' if searches else ''} [default: 1].",
     )(function)
     function = click.option(
         "--devices",
@@ -72,19 +85,20 @@ def _selecting(function: Callable[..., Any], default_devices: int) -> Callable[.
         cluster_file: str | None,
         **kwargs: Any,
     ) -> Any:
-        if board is not None and devices is None:
-            one_board = default_devices if nodes is None else 1
-            devices = one_board if cluster_file is None else None
-        cluster = chosen_cluster(board, devices, cluster_file, nodes)
+        cluster = chosen_cluster(board, devices, cluster_file, nodes, default_devices)
         return function(*args, cluster=cluster, **kwargs)
 
     return run
 
 
 def chosen_cluster(
-    board: str | None, devices: int | None, cluster_file: str | None, nodes: int | None = None
+    board: str | None,
+    devices: int | None,
+    cluster_file: str | None,
+    nodes: int | None = None,
+    default_devices: int = 1,
 ) -> Cluster:
-    """Return the cluster that the options select.
+    """Return the cluster that the options select; boards with several nodes are one by default.
 
     Raises
     ------
@@ -100,4 +114,5 @@ def chosen_cluster(
     if board is None:
         rest = "" if devices is None else ", and not --devices alone"
         raise UserError(f"give a cluster file, or --board and --devices{rest}")
-    return fpgapipe.chain_of(fpgapipe.load_board(board), devices or 1, nodes or 1)
+    default = default_devices if nodes is None else 1
+    return fpgapipe.chain_of(fpgapipe.load_board(board), devices or default, nodes or 1)

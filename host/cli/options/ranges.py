@@ -81,6 +81,25 @@ DEVICES = Whole(1, 4096)
 NODES = Whole(1, 31)
 """Nodes of a board."""
 
+AUTO = "auto"
+"""Word for a number that is to be searched."""
+
+
+class NumberOrAuto(click.ParamType):  # type: ignore[type-arg]
+    """A number of a range, or ``auto``."""
+
+    name = "number or auto"
+
+    def __init__(self, numbers: Whole) -> None:
+        self.numbers = numbers
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> int | str:
+        """Read the word or a number."""
+        return AUTO if value == AUTO else self.numbers.convert(value, param, ctx)
+
+
 STAGES = Whole(1, 4096)
 """Stages of a schedule that is drawn."""
 
