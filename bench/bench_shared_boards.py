@@ -1,10 +1,10 @@
 """The speed of a whole board: the plan on the best number of nodes against the plan of one core.
 
 For each network and board, plans one core of the board with a batch of 32, the shared board with 32
-samples for each die, and one of the nodes that it is shared among, alone, with its part of these
-samples. Prints one JSON object: samples a second by whole programs or by formulas, the nodes, their
-cores and memory ports, the other ways to share the board, and the seconds of processor time that
-planning took. With ``--chain`` it also plans ResNet-50 on as many boards and on one, with 64
+samples for each die, and each node that it is shared among alone, with its part of these samples
+and the resources that it has. Prints one JSON object: samples a second by whole programs or by
+formulas, the nodes, their cores and memory ports, the other ways to share the board, and the
+seconds of processor time that planning took. With ``--chain`` it also plans ResNet-50 on as many boards and on one, with 64
 samples for each board. A network whose batch is too large for the memories is tried with half of it
 until it fits. Progress goes to standard error; ``-o docs/figures/whole-boards.json`` writes to the
 file of docs/boards.md, whose other cases stay.
@@ -35,7 +35,7 @@ CASES = (
 
 NOTE = (
     "Samples a second by programs (`by`: machine) or formulas (estimate): one core of a board, the "
-    "board on the number of nodes that is fastest, and one of these nodes alone."
+    "board on the number of nodes that is fastest, and each of these nodes alone."
 )
 
 BATCH = 32
@@ -45,10 +45,11 @@ CHAIN_BATCH = 64
 """Samples of a mini-batch for each board of a chain."""
 
 
-def alone(cluster: Cluster) -> Cluster:
-    """The first node of a board by itself, with the ports and memory that it has there."""
+def alone(cluster: Cluster, number: int) -> Cluster:
+    """A node of a board by itself, with the resources, ports and memory that it has there."""
+    part = slice(number, number + 1)
     return dataclasses.replace(
-        cluster, device_names=cluster.device_names[:1], nodes=cluster.nodes[:1], links=()
+        cluster, device_names=cluster.device_names[part], nodes=cluster.nodes[part], links=()
     )
 
 
@@ -104,20 +105,26 @@ def case(network: str, name: str, options: dict[str, Any]) -> dict[str, Any]:
         "shared": fitting(f"{network} {name} shared", BATCH * dies, shared),
     }
     if nodes := len(found["shared"].get("cores", ())):
-        of_node = alone(fpgapipe.chain_of(board, 1, nodes)) if nodes > 1 else whole
-        found["one_node"] = fitting(
-            f"{network} {name} one node",
-            found["shared"]["batch"] // nodes,
-            lambda batch: fpgapipe.plan(network, of_node, batch=batch),
-        )
-    rates = {key: each.get("samples_per_s", 0.0) for key, each in found.items()}
+        cluster = fpgapipe.chain_of(board, 1, nodes) if nodes > 1 else whole
+        found["each_node"] = [
+            fitting(
+                f"{network} {name} node {number}",
+                found["shared"]["batch"] // nodes,
+                lambda batch, number=number: fpgapipe.plan(
+                    network, alone(cluster, number), batch=batch
+                ),
+            )
+            for number in range(nodes)
+        ]
+    rates = {key: found[key].get("samples_per_s", 0.0) for key in ("one_core", "shared")}
+    of_nodes = sum(each.get("samples_per_s", 0.0) for each in found.get("each_node", ()))
     return {
         "network": network,
         "board": name,
         "commit": commit(),
         **found,
         "shared_to_one_core": _ratio(rates["shared"], rates["one_core"]),
-        "shared_to_its_nodes": _ratio(rates["shared"], nodes * rates.get("one_node", 0.0)),
+        "shared_to_its_nodes": _ratio(rates["shared"], of_nodes),
     }
 
 
