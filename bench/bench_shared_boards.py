@@ -4,10 +4,10 @@ For each network and board, plans one core of the board with a batch of 32, the 
 samples for each die, and each node that it is shared among alone, with its part of these samples
 and the resources that it has. Prints one JSON object: samples a second by whole programs or by
 formulas, the nodes, their cores and memory ports, the other ways to share the board, and the
-seconds of processor time that planning took. With ``--chain`` it also plans ResNet-50 on as many boards and on one, with 64
-samples for each board. A network whose batch is too large for the memories is tried with half of it
-until it fits. Progress goes to standard error; ``-o docs/figures/whole-boards.json`` writes to the
-file of docs/boards.md, whose other cases stay.
+seconds of processor time that planning took. With ``--chain`` it also plans ResNet-50 on as many
+boards and on one, with 64 samples for each board. A network whose batch is too large for the
+memories is tried with half of it until it fits. Progress goes to standard error; ``-o
+docs/figures/whole-boards.json`` writes to the file of docs/boards.md, whose other cases stay.
 """
 
 import argparse
