@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import partial
 from itertools import chain
 from math import inf
 from typing import TYPE_CHECKING, Any
@@ -51,7 +51,7 @@ from fpgapipe.partition.search.problem import PlanError
 from fpgapipe.partition.timeline.timeline import simulate
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Iterable
+    from collections.abc import Callable, Hashable, Iterable, Sequence
 
     from fpgapipe.hw.hls_models.spec.device import ClusterSpec, DeviceSpec
     from fpgapipe.hw.hls_models.spec.node import NodeSpec
@@ -185,6 +185,33 @@ def _estimated(plan: Plan, request: Request) -> Timeline:
     return simulate(schedule if plan.trains else forward_only(schedule), times)
 
 
+def _is_alike_from_either_end(cluster: ClusterSpec) -> bool:
+    """Whether devices with the same cores take as long in the reverse order of a chain."""
+    row = device_chain(cluster)
+    sizes = [device.memory_bytes for device in cluster.devices]
+    return all(
+        list(each) == list(each)[::-1] for each in (sizes, row.link_bytes_per_s, row.link_latency_s)
+    )
+
+
+def _name_of(cores: Sequence[NodeSpec], *, is_alike: bool) -> str:
+    """Name of the cores of a chain, which is the same for those that are about as fast.
+
+    Cells are as fast packed as plain, and a core on another die may need savings of LUTs for an
+    array of the same size. Where a chain `is_alike` from either end, so are cores in reverse order.
+    """
+    if len(set(cores)) == 1:
+        return repr(cores[0])
+    along = [
+        (
+            *(node.core.rows, node.core.cols, node.core.num_engines, node.core.vector_lanes),
+            *(node.core.scratchpad, node.memory_bytes_per_cycle, node.clk_hz),
+        )
+        for node in cores
+    ]
+    return min(map(repr, (along, along[::-1]))) if is_alike else repr(along)
+
+
 def _unlike_share(graph: Graph) -> float:
     """Share of the layers of a network that are unlike each other."""
     layers = graph.layers.values()
@@ -199,10 +226,13 @@ class _Look(Combination):
     ----------
     cores : dict of DeviceSpec to NodeSpec
     estimate : Candidate
+    name : str
+        Name of the cores; see `_name_of`.
     """
 
     cores: dict[DeviceSpec, NodeSpec]
     estimate: Candidate
+    name: str
 
     @property
     def count(self) -> int:
@@ -214,10 +244,10 @@ class _Look(Combination):
         """The first device's core, port and lanes."""
         return next(iter(self.cores.values()))
 
-    @cached_property
+    @property
     def key(self) -> str:
         """Name of the cores."""
-        return repr(self.cores)
+        return self.name
 
     @property
     def estimate_s(self) -> float:
@@ -327,15 +357,23 @@ class _Search:
         return Tried(plan, plan.predicted, candidate.timeline.schedule.synchronous)
 
     def _looks(self, candidates: Iterable[Candidate]) -> list[_Look]:
-        """The combinations of candidates that use all kinds of devices, or one of them."""
+        """The combinations of candidates that use all kinds of devices, or one of them.
+
+        Of some with the same name and number of micro-batches, it is the one that formulas like.
+        """
         devices = self.request.cluster.devices
+        is_alike = _is_alike_from_either_end(self.request.cluster)
         found: dict[tuple[int, str], _Look] = {}
         for each in sorted(candidates, key=lambda each: each.steady_s):
             cores = {devices[part.position]: part.node for part in each.stages if part.node}
             kinds = {device: cores[device] for device in devices if device in cores}
-            if len(kinds) == len(set(devices)) or len(each.stages) == 1:
-                look = _Look(kinds, each)
-                found.setdefault((look.count, look.key), look)
+            if len(kinds) == len(set(devices)):
+                name = _name_of([kinds[device] for device in devices], is_alike=is_alike)
+            elif len(each.stages) == 1:
+                name = repr(kinds)
+            else:
+                continue
+            found.setdefault((each.num_microbatches, name), _Look(kinds, each, name))
         return list(found.values())
 
     def _climb(self, looks: list[_Look]) -> None:

@@ -9,8 +9,10 @@ from run_cases import small_network
 from fpgapipe.boards.cluster import chain_of
 from fpgapipe.boards.library import load_board
 from fpgapipe.errors import UserError
+from fpgapipe.hw.hls_models.spec.systolic import Form
 from fpgapipe.jobs import local_processes, sharing
 from fpgapipe.network.load import load_network
+from fpgapipe.partition.cost.cores import core_of
 from fpgapipe.partition.explore.request import Request
 from fpgapipe.partition.explore.smallest import THROUGHPUT
 from fpgapipe.partition.pricing import best_plan as search
@@ -218,3 +220,31 @@ def test_a_device_alone_is_tried_with_more_cores_than_in_a_chain_of_unlike_ones(
     alone = replace(request, num_microbatches=1, array=(32, 32))
     found = best_plan(request, "digits").plan.predicted.samples_per_s
     assert found >= best_plan(alone, "digits").plan.predicted.samples_per_s
+
+
+def test_cores_that_are_about_as_fast_are_priced_once():
+    """A chain from its other end, and arrays with other savings, take no effort of their own."""
+    cluster = chain_of(load_board("u55c"), 1, 3).spec
+    nodes = [core_of(device, 32, 64, num_links=2) for device in cluster.devices]
+    wide = core_of(cluster.devices[2], 32, 128, num_links=2)
+    fewer = replace(nodes[0], core=replace(nodes[0].core, form=Form.PACKED))
+    slower = replace(wide, memory_bytes_per_cycle=wide.memory_bytes_per_cycle / 2)
+
+    def name(*cores, is_alike=True):
+        return search._name_of(list(cores), is_alike=is_alike)
+
+    first = name(nodes[0], nodes[1], wide)
+    assert first == name(wide, nodes[1], nodes[0]) == name(fewer, nodes[1], wide)
+    one_way, other_way = (
+        name(*cores, is_alike=False)
+        for cores in ((nodes[0], nodes[1], wide), (wide, nodes[1], nodes[0]))
+    )
+    assert one_way != other_way
+    assert first != name(nodes[0], wide, nodes[1])
+    assert first != name(nodes[0], nodes[1], slower)
+    assert search._is_alike_from_either_end(cluster)
+    unlike = replace(
+        cluster.devices[0], memories=(replace(cluster.devices[0].memories[0], size_bytes=1 << 30),)
+    )
+    devices = (unlike, *cluster.devices[1:])
+    assert not search._is_alike_from_either_end(replace(cluster, devices=devices))
