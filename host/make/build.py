@@ -42,6 +42,7 @@ from fpgapipe.host.terminal.console import Table, count, scaled
 from fpgapipe.host.terminal.progress import Progress, silent
 from fpgapipe.host.terminal.result import Result
 from fpgapipe.host.weights.trained_run import open_run
+from fpgapipe.hw.hls_models.native.native_library import begin_library
 from fpgapipe.hw.hls_models.spec.device import ClusterSpec
 from fpgapipe.lowering.memory.sharing import Category
 from fpgapipe.lowering.program.late_updates import late_options
@@ -332,6 +333,8 @@ def build(
         on_note(note)
     making = _Making(request, given.name, folder, seed, verify, hardware, progress)
     names = ["pipeline", *tried_strategies()] if strategy == AUTO else [strategy]
+    if verify and importlib.util.find_spec("torch") is not None:
+        begin_library()  # the programs that are compared with PyTorch run on it
     found, _, _ = fastest_of(request, given.name, names, progress, smallest=True)
     return making.of_pipeline(found.pipeline) if found.pipeline else making.of(found.plan)
 

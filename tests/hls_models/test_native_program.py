@@ -5,6 +5,7 @@ import itertools
 import logging
 import random
 import re
+import threading
 
 import numpy as np
 import pytest
@@ -25,6 +26,7 @@ from native_cases import (
 )
 from vector_cases import beyond, random_op, random_scratchpad, with_blocks
 
+from fpgapipe.errors import ToolError, UserError
 from fpgapipe.hw.hls_models.isa.address import Loop, LoopNest
 from fpgapipe.hw.hls_models.isa.instructions import Instruction, Opcode, ProgramError, decode
 from fpgapipe.hw.hls_models.isa.program import encode
@@ -345,3 +347,23 @@ def test_without_a_compiler_it_is_said_once_that_the_model_is_slow(monkeypatch, 
         "there is no no-such-compiler on PATH, so the bit-exact model runs without machine code, "
         "which takes tens of times as long"
     ]
+
+
+@pytest.mark.parametrize("error", [None, ToolError("g++ failed", [], "log"), UserError("no g++")])
+def test_the_library_is_compiled_ahead(error, monkeypatch):
+    """In a thread, whose failure is told when the library is asked for."""
+    asked = []
+
+    def build():
+        asked.append(threading.current_thread())
+        if error is not None:
+            raise error
+
+    monkeypatch.setattr(native_library, "build_library", build)
+    monkeypatch.setattr(native_library, "num_processors", lambda: 2)
+    thread = native_library.begin_library()
+    thread.join(60)
+    assert asked == [thread]
+    assert thread is not threading.main_thread()
+    monkeypatch.setattr(native_library, "num_processors", lambda: 1)
+    assert native_library.begin_library() is None

@@ -5,12 +5,14 @@ program is prepared. ``FPGAPIPE_SIMD`` in the environment (plain, avx2 or avx512
 most, and ``OMP_NUM_THREADS`` says how many threads work on an instruction. Neither changes a bit.
 """
 
+import contextlib
 import ctypes
 import functools
 import hashlib
 import logging
 import os
 import platform
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from importlib import resources
 from pathlib import Path
@@ -111,6 +113,23 @@ def build_library(*, faults: bool = False) -> Path:
         run_tool(link, log=log, outputs=[folder / LIBRARY], cwd=folder)
 
     return cached_library(cache_dir(), LIBRARY, "the bit-exact model", texts, ingredients, compile_)
+
+
+def begin_library() -> threading.Thread | None:
+    """Begin to compile the library in a thread, which is returned; none with a single processor.
+
+    A failure is told when the library is asked for, which tries again.
+    """
+    if num_processors() < 2:
+        return None
+
+    def compile_() -> None:
+        with contextlib.suppress(UserError):
+            build_library()
+
+    thread = threading.Thread(target=compile_, name="the bit-exact model")
+    thread.start()
+    return thread
 
 
 def num_processors() -> int:
