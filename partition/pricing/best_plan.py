@@ -320,7 +320,7 @@ class _Search:
 
         best = min(self.tried, key=key)
         for _ in range(MOST_DOUBTS):
-            if best.is_timed or not self._fault(best) or not is_soon_priced(best.plan):
+            if best.is_timed or not self._fault(best):
                 break
             self._time([best])
             best = min(self.tried, key=key)
@@ -328,7 +328,7 @@ class _Search:
 
     def _fault(self, chosen: Tried) -> str | None:
         """Why no programs are made for a plan, as far as those of others tell."""
-        if chosen.is_exact or chosen.fault:
+        if chosen.is_timed or not is_soon_priced(chosen.plan):
             return chosen.fault or None
         others = sorted(self.tried, key=lambda each: (not each.fault, each.seconds))
         fault = others[0].fault
