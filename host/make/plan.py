@@ -254,6 +254,7 @@ class PlannedDegrees(Result):
     """
 
     RECORDS: ClassVar[str] = "groups"
+    fits: ClassVar[bool] = True  # there are no programs
 
     found: LayerwisePlan
     reason: str
@@ -262,11 +263,6 @@ class PlannedDegrees(Result):
     def sure_per_s(self) -> float:
         """Samples a second, to compare degrees with other degrees; all are by formulas."""
         return self.found.batch / self.found.step_s
-
-    @property
-    def fits(self) -> bool:
-        """Whether programs fit the memory, of which nothing is known: there are none."""
-        return True
 
     def to_dict(self) -> dict[str, Any]:
         """The degrees of all groups of layers, and their times."""
