@@ -30,6 +30,7 @@ from fpgapipe.host.make.plan_tables import plan_parts
 from fpgapipe.host.make.planning import (
     AUTO,
     MERGED,
+    PIPELINES,
     check_strategy,
     fastest_of,
     form_of,
@@ -405,18 +406,15 @@ def build_board(
     if isinstance(found, PlannedDegrees):
         raise UserError(found.reason)
     made = found.plan
-    if made.kind == DATA_PARALLEL:
-        kind, order = "data", "1f1b-as"
-    else:
-        kind, order = "pipeline", made.schedule
+    name = strategy or ("data" if made.kind == DATA_PARALLEL else "pipeline")
     boards = chain_of(board, num_boards, len(found.cluster.devices) // num_boards)
     built = build(
         network,
         boards,
         folder,
         micro_batches=made.num_microbatches,
-        strategy=strategy or kind,
-        schedule=order,
+        strategy=name,
+        schedule=made.schedule if name in PIPELINES else schedule,
         options=options,
         package=package,
         **asked,

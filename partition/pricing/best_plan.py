@@ -359,7 +359,8 @@ class _Search:
     def _looks(self, candidates: Iterable[Candidate]) -> list[_Look]:
         """The combinations of candidates that use all kinds of devices, or one of them.
 
-        Of some with the same name and number of micro-batches, it is the one that formulas like.
+        Of several with the same name and number of micro-batches, the one is taken that formulas
+        find fastest.
         """
         devices = self.request.cluster.devices
         is_alike = _is_alike_from_either_end(self.request.cluster)

@@ -351,7 +351,7 @@ def test_without_a_compiler_it_is_said_once_that_the_model_is_slow(monkeypatch, 
 
 @pytest.mark.parametrize("error", [None, ToolError("g++ failed", [], "log"), UserError("no g++")])
 def test_the_library_is_compiled_ahead(error, monkeypatch):
-    """In a thread, whose failure is told when the library is asked for."""
+    """A thread does it, and its failure is told when the library is asked for."""
     asked = []
 
     def build():

@@ -12,6 +12,7 @@ import fpgapipe
 from fpgapipe.boards.cluster import chain_of, ways_to_share
 from fpgapipe.boards.library import load_board
 from fpgapipe.errors import UserError
+from fpgapipe.host.make import build as build_module
 from fpgapipe.host.make import plan as plan_module
 from fpgapipe.host.make import planning
 from fpgapipe.host.make.networks import loader
@@ -226,7 +227,10 @@ BUILT = ("build", "--board", "u50", "--nodes", "auto", "--batch", 4, "--no-hardw
 
 @pytest.mark.parametrize(
     ("options", "kind"),
-    [(("--strategy", "data"), "data-parallel"), (("--schedule", "gpipe"), "gpipe")],
+    [
+        (("--strategy", "data"), "data-parallel"),
+        (("--schedule", "gpipe"), "gpipe"),
+    ],
 )
 def test_a_build_takes_the_fastest_number_of_nodes(options, kind, cli, tmp_path):
     """It is the one that `plan` finds, which is said at the end."""
@@ -238,6 +242,23 @@ def test_a_build_takes_the_fastest_number_of_nodes(options, kind, cli, tmp_path)
     assert build.plan.kind == kind
     assert len(build.plan.nodes) == nodes
     assert nodes > 1
+
+
+def test_the_fastest_of_all_strategies_may_be_a_pipeline(monkeypatch, tmp_path):
+    """Its schedule is not asked for then, since other strategies have none."""
+    monkeypatch.setattr(
+        build_module,
+        "plan_board",
+        lambda *given, **options: fpgapipe.plan_board(
+            *given, **options | {"strategy": "pipeline", "schedule": "zb-h1"}
+        ),
+    )
+    built = fpgapipe.build_board(
+        *("digits-cnn", load_board("u50"), 1, tmp_path / "build"),
+        **{"batch": 4, "micro_batches": 2, "strategy": "auto"},
+        **{"hardware": False, "verify": False},
+    )
+    assert len(built.build.plan.nodes) > 1
 
 
 @pytest.mark.parametrize(

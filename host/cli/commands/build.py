@@ -11,7 +11,7 @@ from click.core import ParameterSource
 import fpgapipe
 from fpgapipe.host.cli.options import ranges
 from fpgapipe.host.cli.options.arrays import parse_array
-from fpgapipe.host.cli.options.cluster_options import chosen_cluster, searched_place_options
+from fpgapipe.host.cli.options.cluster_options import chosen_cluster, place_options
 from fpgapipe.host.cli.options.names import Names
 from fpgapipe.host.cli.options.network_names import networks_that_begin
 from fpgapipe.host.cli.options.options import command
@@ -37,7 +37,7 @@ DEVICES = 2
     example="fpgapipe build --board u280 --array 8x8 --batch 8 -o out/digits-cnn",
     lowers=True,
 )
-@partial(searched_place_options, default_devices=DEVICES)
+@partial(place_options, default_devices=DEVICES, searches=True)
 @training_options
 @click.option(
     "--network",

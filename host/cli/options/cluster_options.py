@@ -17,25 +17,20 @@ if TYPE_CHECKING:
     from fpgapipe.boards.cluster import Cluster
 
 
-def place_options(function: Callable[..., Any], default_devices: int = 1) -> Callable[..., Any]:
-    """Give a sub-command ``--board``, ``--devices``, ``--nodes`` and ``--cluster``."""
-    return _board_options(_cluster_option(function), default_devices)
-
-
-def searched_place_options(
-    function: Callable[..., Any], default_devices: int = 1
+def place_options(
+    function: Callable[..., Any], default_devices: int = 1, *, searches: bool = False
 ) -> Callable[..., Any]:
-    """Do as `place_options`, with ``--nodes auto`` for as many as are fastest."""
-    return _board_options(_cluster_option(function), default_devices, searches=True)
+    """Give a sub-command ``--board``, ``--devices``, ``--nodes`` and ``--cluster``.
 
-
-def _cluster_option(function: Callable[..., Any]) -> Callable[..., Any]:
-    return click.option(
+    With `searches`, ``--nodes`` may be ``auto``.
+    """
+    function = click.option(
         "--cluster",
         "cluster_file",
         metavar="FILE",
         help="File that says which boards there are and how they are cabled.",
     )(function)
+    return _board_options(function, default_devices, searches=searches)
 
 
 def _board_options(
