@@ -132,11 +132,10 @@ class _NpyFile:
         view = found.reshape(-1).view(np.uint8).data
         borders = [0, *(np.flatnonzero(np.diff(numbers) != 1) + 1), len(numbers)]
         with open_file(self.path, MAX_BYTES) as file:
-            if _status(file) != self._status:
-                raise FileError(self.path, ["has changed since its first rows were read"])
             for begin, end in pairwise(borders):
                 at = self.offset + int(numbers[begin]) * self.row_bytes
                 self._fill(file, view[begin * self.row_bytes : end * self.row_bytes], at)
+            self._check_is_as_before(file)
         return found
 
     def _fill(self, file: BufferedReader, view: memoryview, at: int) -> None:
@@ -146,8 +145,14 @@ class _NpyFile:
             except OSError as error:
                 raise FileError(self.path, [f"cannot be read: {error.strerror}"]) from None
             if not count:
+                self._check_is_as_before(file)
                 raise FileError(self.path, ["ends before its last row"])
             view, at = view[count:], at + count
+
+    def _check_is_as_before(self, file: BufferedReader) -> None:
+        """Refuse a file that was changed before its rows were read, or meanwhile."""
+        if _status(file) != self._status:
+            raise FileError(self.path, ["has changed since its first rows were read"])
 
 
 def _status(file: BufferedReader) -> tuple[int, int, int]:

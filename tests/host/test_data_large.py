@@ -1,5 +1,6 @@
 """Data that stay in their files: the samples, order and bits are those of data in memory."""
 
+import os
 import re
 import tracemalloc
 
@@ -209,6 +210,24 @@ def test_a_file_that_changes_while_it_is_read(change, tmp_path):
     path.write_bytes(path.read_bytes()[:500] if change == "cut off" else path.read_bytes())
     with pytest.raises(FileError, match=r"images\.npy: has changed since its first rows"):
         list(batches)
+
+
+@pytest.mark.parametrize("change", ["cut off", "other bytes"])
+def test_a_file_that_changes_between_two_reads_of_a_batch(change, tmp_path, monkeypatch):
+    """Rows that are read after the change are not given as those that were looked at."""
+    folder = folder_of(tmp_path / "a", **arrays())
+    rows = load_data(str(folder), COLOUR).train.images
+    path, read = folder / "images.npy", os.preadv
+    old = path.read_bytes()
+
+    def changed(*of):
+        path.write_bytes(old[:500] if change == "cut off" else old)
+        os.utime(path, ns=(0, 0))  # clocks of file systems may be coarse
+        return read(*of)
+
+    monkeypatch.setattr(os, "preadv", changed)
+    with pytest.raises(FileError, match=r"images\.npy: has changed since its first rows"):
+        np.asarray(rows)
 
 
 def test_the_whole_array_is_never_in_memory(tmp_path):
