@@ -305,26 +305,25 @@ def write_build(
         texts = dict(design.described())
         if graph.state.unread:
             texts[UNREAD] = npz_bytes(graph.state.unread)
-        if hardware:
-            assert verilog is not None, "hardware was begun"
-            on_part(HARDWARE)
-            with phase("elaboration of the hardware"):
-                for core, made in zip(cores, verilog(), strict=True):
-                    texts[f"{HARDWARE}/{core_name(core)}.v"] = made.encode()
-    build = Build(folder, plan, cluster, options, seed)
-    build.__dict__["memory_use"] = [part.account for part in pipeline.parts]
-    own = sorted(graph.values.keys() & parameters.keys())
-    with _writing(folder) as fresh:
-        for name, text in texts.items():
-            _write(fresh / name, [text])
-        parts = ""
-        for name, pieces in design.lowered(pipeline, parameters):
-            if (part := str(Path(name).parent)) != parts:
-                on_part(parts := part)
-            _write(fresh / name, pieces)
-        on_part(MANIFEST)
-        manifest = _manifest(fresh, build, own, hardware=hardware)
-        _write(fresh / MANIFEST, [manifest])
+        build = Build(folder, plan, cluster, options, seed)
+        build.__dict__["memory_use"] = [part.account for part in pipeline.parts]
+        own = sorted(graph.values.keys() & parameters.keys())
+        with _writing(folder) as fresh:
+            for name, text in texts.items():
+                _write(fresh / name, [text])
+            parts = ""
+            for name, pieces in design.lowered(pipeline, parameters):
+                if (part := str(Path(name).parent)) != parts:
+                    on_part(parts := part)
+                _write(fresh / name, pieces)
+            if verilog:  # last, since another process makes it meanwhile
+                on_part(HARDWARE)
+                with phase("elaboration of the hardware"):
+                    for core, made in zip(cores, verilog(), strict=True):
+                        _write(fresh / HARDWARE / f"{core_name(core)}.v", [made.encode()])
+            on_part(MANIFEST)
+            manifest = _manifest(fresh, build, own, hardware=hardware)
+            _write(fresh / MANIFEST, [manifest])
     remember(manifest)
     return build
 

@@ -1,10 +1,11 @@
 """Conversion of gateware to Verilog.
 
 Blocks that are modules of their own (`fpgapipe.hw.rtl.lib.modules`) are converted to RTLIL one by
-one, by this process and by helpers. A helper is another Python process; there is one for each
-further processor, up to `MAX_HELPERS`. A concurrent Yosys process converts each module to Verilog
-as soon as its RTLIL is there. The text depends on the gateware alone, not on the process that
-converted a module or on the order in which modules were done. Without helpers it takes longer.
+one, by this process and by helpers, and kept for the next design. A helper is another Python
+process; there is one for each further processor, up to `MAX_HELPERS`. A concurrent Yosys process
+converts each module to Verilog as soon as its RTLIL is there. The text depends on the gateware
+alone, not on the process that converted a module or on the order in which modules were done.
+Without helpers it takes longer.
 """
 
 import atexit
@@ -71,6 +72,9 @@ serve()
 
 logger = logging.getLogger(__name__)
 
+MAX_KEPT = 1 << 9
+"""Largest number of blocks whose Verilog is kept for further designs."""
+
 _generated: set[bytes] = set()
 """Digests of the texts of modules that the gateware gave, in this process or an earlier one."""
 
@@ -95,6 +99,17 @@ class _Part(NamedTuple):
     rtlil: str
     files: dict[str, str]
     blocks: list[Block]
+
+
+class _Kept(NamedTuple):
+    """A block that an earlier design had: the part without its RTLIL, and the Verilog by names."""
+
+    part: _Part
+    verilog: dict[str, str]
+
+
+_kept: dict[Block, _Kept] = {}
+"""Blocks of earlier designs; cores of a build, say, have most blocks in common."""
 
 
 def _add(files: dict[str, str], filename: str, content: str) -> bool:
@@ -214,6 +229,8 @@ class _Blocks:
         self._yosys = yosys
         self._change = threading.Condition()
         self._found: dict[str, Block] = {}
+        self._parts: dict[str, _Part] = {}
+        self._verilog: dict[str, str] = {}  # of blocks that an earlier design had
         self._files: dict[str, str] = {}
         self._waiting: deque[Block] = deque()
         self._refused: deque[Block] = deque()  # a helper failed; this process retries
@@ -230,6 +247,9 @@ class _Blocks:
                 if known != block:
                     raise ValueError(f"gateware has two different modules named {block.name}")
                 return
+            if block in _kept:
+                self._take(block.name, *_kept[block])
+                return
             self._waiting.append(block)
             self._num_open += 1
             self._change.notify_all()
@@ -238,15 +258,37 @@ class _Blocks:
                     self._helpers.append(threading.Thread(target=self._help, daemon=True))
                     self._helpers[-1].start()
 
+    def _take(self, name: str, part: _Part, verilog: dict[str, str]) -> None:
+        """Add a block as an earlier design had it."""
+        for filename, content in part.files.items():
+            _add(self._files, filename, content)
+        self._verilog |= verilog
+        for block in part.blocks:
+            self.find(block)
+
     def add(self, name: str, part: _Part) -> None:
         """Add a converted part, which is a block or the design."""
         for block in part.blocks:
             self.find(block)
         with self._change:
+            self._parts[name] = part
             for filename, content in part.files.items():
                 if _add(self._files, filename, content):
                     self._yosys.add(filename, content)
             self._yosys.add(name, part.rtlil)
+
+    def all_verilog(self, converted: dict[str, str]) -> dict[str, str]:
+        """Return the Verilog of all texts by name, given that of those that Yosys has converted.
+
+        That of blocks is kept for further designs.
+        """
+        found = self._verilog | converted
+        for name in self._found.keys() & self._parts.keys():
+            part = self._parts[name]._replace(rtlil="")
+            if len(_kept) >= MAX_KEPT:
+                _kept.pop(next(iter(_kept)), None)
+            _kept[self._found[name]] = _Kept(part, {key: found[key] for key in (name, *part.files)})
+        return found
 
     def convert(self) -> None:
         """Convert all blocks."""
@@ -346,6 +388,7 @@ def verilog_of(component: Any, name: str = "top") -> str:
             raise UserError(
                 f"Yosys did not convert {type(component).__name__} to Verilog: {error}"
             ) from None
+        pieces = blocks.all_verilog(pieces)
     verilog = "\n".join([header + pieces.pop(name), *(pieces[key] for key in sorted(pieces))])
     note_generated(verilog)
     return verilog

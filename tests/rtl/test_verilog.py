@@ -67,6 +67,14 @@ def modules_of(text):
     return re.findall(r"^module (\S+)\(", text, re.M)
 
 
+@pytest.fixture(autouse=True)
+def kept(monkeypatch):
+    """Blocks that are kept for further designs; none at first."""
+    found = {}
+    monkeypatch.setattr(verilog, "_kept", found)
+    return found
+
+
 @pytest.fixture
 def processors(monkeypatch):
     """Sets how many processors there seem to be."""
@@ -77,11 +85,53 @@ def test_each_block_is_one_module():
     assert modules_of(verilog_of(Pair())) == ["top", *(f"stage{n}" for n in range(8)), "wide"]
 
 
-def test_text_does_not_depend_on_helpers(processors):
+def test_text_does_not_depend_on_helpers(processors, kept):
     processors(1)
     alone = verilog_of(Pair())
+    kept.clear()
     processors(3)
     assert verilog_of(Pair()) == alone
+
+
+def test_blocks_of_an_earlier_design_are_not_converted_again(processors, kept, monkeypatch):
+    """Blocks inside such blocks and files that they add are part of the next design, too."""
+    from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec
+    from fpgapipe.hw.rtl.device import Device
+
+    processors(1)
+    core = Device(CoreSpec(4, 4))
+    apart = verilog_of(core)
+    assert any(kept[block].part.files for block in kept)
+    assert any(kept[block].part.blocks for block in kept)
+    kept.clear()
+    converted = []
+    convert = verilog._convert_block
+    monkeypatch.setattr(
+        verilog, "_convert_block", lambda block: converted.append(block) or convert(block)
+    )
+    verilog_of(Device(CoreSpec(4, 8)))
+    of_other = converted.copy()
+    converted.clear()
+    assert verilog_of(Device(CoreSpec(4, 4))) == apart
+    assert 0 < len(converted) < len(of_other)
+    assert not set(converted) & set(of_other)
+    converted.clear()
+    assert verilog_of(Device(CoreSpec(4, 4))) == apart
+    assert not converted
+
+
+def test_few_blocks_are_kept(processors, kept, monkeypatch):
+    monkeypatch.setattr(verilog, "MAX_KEPT", 3)
+    first = verilog_of(Pair())
+    assert len(kept) == 3
+    assert verilog_of(Pair()) == first
+
+
+def test_a_block_that_is_kept_is_not_taken_for_another_of_its_name():
+    verilog_of(Pair())
+    wrong = Pair(names=("stage7", "stage7", "stage7"))
+    with pytest.raises(ValueError, match=r"^gateware has two different modules named stage7$"):
+        verilog_of(wrong)
 
 
 def test_blocks_that_helpers_cannot_make_are_made_here(processors):
@@ -90,7 +140,7 @@ def test_blocks_that_helpers_cannot_make_are_made_here(processors):
 
     processors(3)
     expected = verilog_of(Pair())
-    assert verilog_of(Pair(Local)) == expected
+    assert verilog_of(Pair(Local)) == expected  # a kind of its own, so nothing is kept of it
 
 
 def test_helpers_that_end_early_are_not_missed(processors, monkeypatch):

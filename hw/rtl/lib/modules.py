@@ -24,7 +24,7 @@ class Block(NamedTuple):
     kind : type
         Class of the component; ``kind(spec)`` makes the component.
     spec : object
-        Argument of `kind`.
+        Argument of `kind`; it has a hash.
     has_platform : bool
         Whether the component is elaborated for the platform, so that it can contain other modules.
         Otherwise it is elaborated for None.
