@@ -65,25 +65,39 @@ this many times the least are searched for the cut that the simulation finds fas
 
 
 @dataclass(frozen=True)
+class Group:
+    """The best of the cores for one schedule and number of micro-batches."""
+
+    best: Candidate
+    graph: Graph
+    choice: Choice
+
+
+@dataclass(frozen=True)
 class Exploration:
     """The result of an exploration.
 
     Attributes
     ----------
-    best : Candidate
-        The fastest candidate.
     tried : tuple of Candidate
         The best candidate for each schedule and micro-batch size, fastest first.
     refused : tuple of str
         Reasons why other combinations are impossible.
     others : tuple of Candidate
         The best candidates with other cores, by the model of the schedule, not by simulation.
+    groups : tuple of Group
+        What `tried` has by models, with the network and the cores.
     """
 
-    best: Candidate
     tried: tuple[Candidate, ...]
     refused: tuple[str, ...]
     others: tuple[Candidate, ...] = ()
+    groups: tuple[Group, ...] = ()
+
+    @property
+    def best(self) -> Candidate:
+        """The fastest candidate."""
+        return self.tried[0]
 
 
 @dataclass(frozen=True)
@@ -98,10 +112,7 @@ class KnownGraphs:
 
 
 def explore(
-    request: Request,
-    on_step: Callable[[int, int], object] = lambda done, total: None,
-    *,
-    by_models: bool = False,
+    request: Request, on_step: Callable[[int, int], object] = lambda done, total: None
 ) -> Exploration:
     """Find the fastest way to train a network on a cluster.
 
@@ -110,9 +121,6 @@ def explore(
     request : Request
     on_step : function
         Called with the number of steps done and their total.
-    by_models : bool
-        Whether cuts are the best ones by the models of schedules, which are found sooner than those
-        by simulation: for who cuts the network anew by other prices.
 
     Raises
     ------
@@ -120,7 +128,17 @@ def explore(
         If nothing fits. The message names the limit, by how much and where it is exceeded, and
         what would help.
     """
-    return with_enough_splits(request, lambda asked: _explore(asked, on_step, by_models))
+    return by_simulation(request, explore_by_models(request, on_step))
+
+
+def explore_by_models(
+    request: Request, on_step: Callable[[int, int], object] = lambda done, total: None
+) -> Exploration:
+    """Find the fastest way by the models of schedules, which takes less time; see `explore`.
+
+    It is for who cuts the network anew by other prices.
+    """
+    return with_enough_splits(request, lambda asked: _explore(asked, on_step))
 
 
 def with_enough_splits(request: Request, find: Callable[[Request], Found]) -> Found:
@@ -134,17 +152,14 @@ def with_enough_splits(request: Request, find: Callable[[Request], Found]) -> Fo
         return find(more)
 
 
-def _explore(
-    request: Request, on_step: Callable[[int, int], object], by_models: bool
-) -> Exploration:
-    """The fastest way with any of the numbers of micro-batches that are to be tried."""
+def _explore(request: Request, on_step: Callable[[int, int], object]) -> Exploration:
+    """The fastest way by models with any of the numbers of micro-batches that are to be tried."""
     jobs = []
     for count in splits_of(request):
         graph = request.load(request.batch // count)
         jobs.append((dataclasses.replace(request, load=KnownGraphs((graph,))), count))
     parts = results(_explored, jobs, on_step)
     found = [group for part in parts for group in part.found]
-    others = [candidate for part in parts for candidate in part.others]
     refused = [reason for part in parts for reason in part.refused]
     errors = [error for part in parts for error in part.errors]
     if not found:
@@ -152,31 +167,29 @@ def _explore(
             # The smallest micro-batches came nearest to fitting.
             raise max(errors, key=lambda each: each[0])[1]
         raise PlanError(refused[0] if refused else "nothing to try")
-    if request.objective is Objective.MINIBATCH and not (request.merges or by_models):
-        least_s = min(each.best.steady_s for each in found)
-        near = [each.best.steady_s <= NEAR * least_s for each in found]
-        asked = [
-            (dataclasses.replace(request, load=KnownGraphs((each.graph,))), each)
-            for each in itertools.compress(found, near)
-        ]
-        searched = iter(results(_searched, asked))
-        tried = [
-            next(searched) if is_near else each.best
-            for each, is_near in zip(found, near, strict=True)
-        ]
-    else:
-        tried = [each.best for each in found]
-    tried.sort(key=lambda each: each.steady_s)
-    return Exploration(tried[0], tuple(tried), tuple(dict.fromkeys(refused)), tuple(others))
+    return Exploration(
+        tuple(sorted((each.best for each in found), key=lambda each: each.steady_s)),
+        tuple(dict.fromkeys(refused)),
+        tuple(candidate for part in parts for candidate in part.others),
+        tuple(found),
+    )
 
 
-@dataclass(frozen=True)
-class _Group:
-    """The best of the cores for one schedule and number of micro-batches."""
-
-    best: Candidate
-    graph: Graph
-    choice: Choice
+def by_simulation(request: Request, found: Exploration) -> Exploration:
+    """What was found by models, with the cuts that the event simulation finds fastest."""
+    if request.objective is not Objective.MINIBATCH or request.merges:
+        return found
+    near = [each.best.steady_s <= NEAR * found.best.steady_s for each in found.groups]
+    asked = [
+        (dataclasses.replace(request, load=KnownGraphs((each.graph,))), each)
+        for each in itertools.compress(found.groups, near)
+    ]
+    searched = iter(results(_searched, asked))
+    tried = [
+        next(searched) if is_near else each.best
+        for each, is_near in zip(found.groups, near, strict=True)
+    ]
+    return dataclasses.replace(found, tried=tuple(sorted(tried, key=lambda each: each.steady_s)))
 
 
 @dataclass
@@ -185,7 +198,7 @@ class _Split:
 
     Attributes
     ----------
-    found : list of _Group
+    found : list of Group
         One for each schedule.
     others : list of Candidate
         The best ones with other cores.
@@ -194,7 +207,7 @@ class _Split:
         Reasons why something does not fit, and how near it came to fitting.
     """
 
-    found: list[_Group] = field(default_factory=list)
+    found: list[Group] = field(default_factory=list)
     others: list[Candidate] = field(default_factory=list)
     refused: list[str] = field(default_factory=list)
     errors: list[tuple[int, PlanError]] = field(default_factory=list)
@@ -217,10 +230,10 @@ def _explored(request: Request, count: int) -> _Split:
         if reason := too_large.get(num_engines_of(kind)):
             part.refused.append(f"{kind}: {reason}")
             continue
-        options: list[_Group] = []
+        options: list[Group] = []
         chains, ranked = device_chains(request.cluster), cores[num_engines_of(kind)]
         for choice, chain in itertools.product(choices_of(ranked), chains):
-            group = functools.partial(_Group, graph=graph, choice=choice)
+            group = functools.partial(Group, graph=graph, choice=choice)
             try:
                 first = plan_one(request, graph, choice, chain, kind, count, simulate=False)
                 options.append(group(first))
@@ -234,7 +247,7 @@ def _explored(request: Request, count: int) -> _Split:
                     alone = on_one_device(
                         request.cluster, one, kind, request.batch, count, request.train
                     )
-                    options += (_Group(each, graph, choice | one) for each in alone)
+                    options += (Group(each, graph, choice | one) for each in alone)
         if options:
             options.sort(key=lambda each: each.best.steady_s)
             part.found.append(options[0])
@@ -246,7 +259,7 @@ def _explored(request: Request, count: int) -> _Split:
     return part
 
 
-def _searched(request: Request, group: _Group) -> Candidate:
+def _searched(request: Request, group: Group) -> Candidate:
     """The cut that the event simulation finds fastest, over either order of the devices."""
     kind, count = group.best.kind, group.best.num_microbatches
     options = []

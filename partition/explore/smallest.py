@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 
 from fpgapipe.partition.cost.cores import scratchpad_floor
 from fpgapipe.partition.explore.candidate import Candidate
-from fpgapipe.partition.explore.explorer import Exploration, explore
+from fpgapipe.partition.explore.explorer import Exploration, by_simulation, explore
 from fpgapipe.partition.explore.request import Request
 from fpgapipe.partition.search.problem import PlanError
 
@@ -24,10 +24,8 @@ SPLITS = 2
 ROWS = (4, 8, 16, 32)
 """Numbers of array rows that are tried."""
 
-Progress = Callable[[int, int], object]
 
-
-def explore_smallest(request: Request, on_step: Progress = lambda done, total: None) -> Exploration:
+def explore_smallest(request: Request, known: Exploration | None = None) -> Exploration:
     """Find the smallest array, the same for all devices, that is nearly as fast as the best.
 
     Among the arrays that reach `THROUGHPUT` of the best core's samples per second, this takes the
@@ -37,15 +35,15 @@ def explore_smallest(request: Request, on_step: Progress = lambda done, total: N
     Parameters
     ----------
     request : Request
-    on_step : callable
-        Called with the number of steps done and their total, as far as it is known.
+    known : Exploration, optional
+        What `explore_by_models` finds for the request, if that is there already.
 
     Raises
     ------
     PlanError
         If nothing fits.
     """
-    found = explore(request, on_step)
+    found = by_simulation(request, known) if known else explore(request)
     limit_s = found.best.steady_s / THROUGHPUT
     asked = dataclasses.replace(request, schedules=(found.best.kind,))
     counts = [each.num_microbatches for each in found.tried if each.kind == found.best.kind]

@@ -21,7 +21,7 @@ from fpgapipe.jobs import results
 from fpgapipe.lowering.schedule.schedule import forward_only
 from fpgapipe.lowering.units.network_units import RefusedNetwork, check_network
 from fpgapipe.partition.explore.candidate import device_chain, make_candidate_schedule, times_of
-from fpgapipe.partition.explore.explorer import KnownGraphs, explore
+from fpgapipe.partition.explore.explorer import KnownGraphs, by_simulation, explore_by_models
 from fpgapipe.partition.explore.planned import as_plan
 from fpgapipe.partition.explore.smallest import THROUGHPUT, explore_smallest
 from fpgapipe.partition.placed_nodes import PlacedNodes
@@ -57,6 +57,7 @@ if TYPE_CHECKING:
     from fpgapipe.hw.hls_models.spec.node import NodeSpec
     from fpgapipe.network.graph import Graph
     from fpgapipe.partition.explore.candidate import Candidate
+    from fpgapipe.partition.explore.explorer import Exploration
     from fpgapipe.partition.explore.request import Request
     from fpgapipe.partition.timeline.timeline import Timeline
 
@@ -279,7 +280,7 @@ class _Search:
 
     def answer(self) -> dict[str, Any]:
         """Search, and say what was found as values of JSON."""
-        found = explore(self.request, self.on_step, by_models=True)
+        found = explore_by_models(self.request, self.on_step)
         looks = self._looks((*found.tried, *found.others))
         if possible := [look for look in looks if self._is_possible(look.estimate)]:
             self.can_build, looks = True, possible
@@ -287,11 +288,11 @@ class _Search:
             self._climb([look for look in looks if look.alike == alike])
         self._time_programs()
         if not self.tried:  # formulas have the last word
-            found = explore(self.request, self.on_step)
-            best_of_kinds = [each for each in found.tried if self._is_possible(each)]
-            self.tried = list(map(self._of, best_of_kinds or found.tried))
+            tried = by_simulation(self.request, found).tried
+            best_of_kinds = [each for each in tried if self._is_possible(each)]
+            self.tried = list(map(self._of, best_of_kinds or tried))
         best = self._best()
-        chosen = self._smallest(best) if self.smallest else best
+        chosen = self._smallest(best, found) if self.smallest else best
         of_kind: dict[str, Tried] = {}
         known = [each for each in self.tried if each.is_exact] or self.tried
         for each in sorted(known, key=lambda each: each.seconds):
@@ -495,10 +496,11 @@ class _Search:
         self.tried = [of.get(each, each) for each in self.tried]
         return any(of.get(each, each).is_exact for each in some)
 
-    def _smallest(self, best: Tried) -> Tried:
+    def _smallest(self, best: Tried, found: Exploration) -> Tried:
         """The smallest of the cores that are nearly as fast as the best, of those that are tried.
 
         To these come the smallest core by formulas, and the best one with the smallest scratchpad.
+        `found` is what the search began with.
         """
         core = best.plan.nodes[0].core
         like = replace(
@@ -508,9 +510,9 @@ class _Search:
             schedules=(best.plan.schedule,),
         )
         looks: list[_Look] = []
-        for asked in (self.request, like):
+        for asked, known in ((self.request, found), (like, None)):
             with suppress(PlanError):  # unlike devices have cores of their own
-                small = explore_smallest(asked).best
+                small = explore_smallest(asked, known).best
                 if not best.is_exact:
                     return self._of(small)
                 looks += self._looks([small])
