@@ -24,7 +24,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
-from typing import IO, Any, NamedTuple, cast
+from typing import IO, Any, NamedTuple, TypeVar, cast
 
 from fpgapipe.cache import cache_dir
 from fpgapipe.errors import UserError
@@ -72,8 +72,11 @@ serve()
 
 logger = logging.getLogger(__name__)
 
-MAX_KEPT = 1 << 9
-"""Largest number of blocks whose Verilog is kept for further designs."""
+_Key = TypeVar("_Key")
+_Value = TypeVar("_Value")
+
+MAX_KEPT = 1 << 8
+"""Largest number of blocks, and of texts in Verilog, that are kept for further designs."""
 
 _generated: set[bytes] = set()
 """Digests of the texts of modules that the gateware gave, in this process or an earlier one."""
@@ -101,15 +104,23 @@ class _Part(NamedTuple):
     blocks: list[Block]
 
 
-class _Kept(NamedTuple):
-    """A block that an earlier design had: the part without its RTLIL, and the Verilog by names."""
+class _Piece(NamedTuple):
+    """A converted text: the comment in which Yosys names itself, and the Verilog."""
 
-    part: _Part
-    verilog: dict[str, str]
+    header: str
+    verilog: str
 
 
-_kept: dict[Block, _Kept] = {}
-"""Blocks of earlier designs; cores of a build, say, have most blocks in common."""
+# Designs have blocks in common, as cores of a build have, and blocks of unlike specs may be alike.
+_parts: dict[Block, _Part] = {}
+_pieces: dict[bytes, _Piece] = {}  # by digests of RTLIL
+
+
+def _keep(kept: dict[_Key, _Value], key: _Key, value: _Value) -> None:
+    """Keep something for further designs, in the place of what was kept first."""
+    while len(kept) >= MAX_KEPT:
+        kept.pop(next(iter(kept)), None)
+    kept[key] = value
 
 
 def _add(files: dict[str, str], filename: str, content: str) -> bool:
@@ -173,7 +184,8 @@ class _Yosys:
                 env={**os.environ, "XDG_CACHE_HOME": _cache_of_yosys()},
             )
             self._files = stack.pop_all()
-        self._names: list[str] = []
+        self._pieces: dict[str, _Piece] = {}
+        self._converted: dict[str, bytes] = {}  # names and digests of what this process converts
         self._texts: queue.SimpleQueue[str | None] = queue.SimpleQueue()
         self._feeder = threading.Thread(target=self._feed, daemon=True)
         self._feeder.start()
@@ -187,11 +199,15 @@ class _Yosys:
 
     def add(self, name: str, rtlil: str) -> None:
         """Have a text converted, under a name; only one thread may call this at a time."""
-        self._names.append(name)
-        self._texts.put(rtlil)
+        digest = _digest(rtlil)
+        if digest in _pieces:
+            self._pieces[name] = _pieces[digest]
+        else:
+            self._converted[name] = digest
+            self._texts.put(rtlil)
 
-    def finish(self) -> tuple[str, dict[str, str]]:
-        """Return the comment in which Yosys names itself, and the Verilog of all texts by name.
+    def finish(self) -> dict[str, _Piece]:
+        """Return what became of all texts by name.
 
         Raises
         ------
@@ -204,11 +220,14 @@ class _Yosys:
         self._output.seek(0)
         self._errors.seek(0)
         headers = _HEADER.findall(output := self._output.read().decode())
-        pieces = [_renumbered(piece) for piece in _HEADER.split(output)[1:]]
-        if code or len(pieces) != len(self._names):
+        texts = _HEADER.split(output)[1:]
+        if code or len(texts) != len(self._converted):
             reason = self._errors.read().decode(errors="replace").strip()
             raise RuntimeError(reason or f"exit code {code}")
-        return headers[0], dict(zip(self._names, pieces, strict=True))
+        for name, header, text in zip(self._converted, headers, texts, strict=True):
+            self._pieces[name] = _Piece(header, _renumbered(text))
+            _keep(_pieces, self._converted[name], self._pieces[name])
+        return self._pieces
 
     def stop(self) -> None:
         """End the process, whatever it is doing."""
@@ -229,8 +248,6 @@ class _Blocks:
         self._yosys = yosys
         self._change = threading.Condition()
         self._found: dict[str, Block] = {}
-        self._parts: dict[str, _Part] = {}
-        self._verilog: dict[str, str] = {}  # of blocks that an earlier design had
         self._files: dict[str, str] = {}
         self._waiting: deque[Block] = deque()
         self._refused: deque[Block] = deque()  # a helper failed; this process retries
@@ -247,8 +264,8 @@ class _Blocks:
                 if known != block:
                     raise ValueError(f"gateware has two different modules named {block.name}")
                 return
-            if block in _kept:
-                self._take(block.name, *_kept[block])
+            if (part := _parts.get(block)) is not None:
+                self.add(block.name, part)
                 return
             self._waiting.append(block)
             self._num_open += 1
@@ -258,43 +275,20 @@ class _Blocks:
                     self._helpers.append(threading.Thread(target=self._help, daemon=True))
                     self._helpers[-1].start()
 
-    def _take(self, name: str, part: _Part, verilog: dict[str, str]) -> None:
-        """Add a block as an earlier design had it."""
-        for filename, content in part.files.items():
-            _add(self._files, filename, content)
-        self._verilog |= verilog
-        for block in part.blocks:
-            self.find(block)
-
     def add(self, name: str, part: _Part) -> None:
         """Add a converted part, which is a block or the design."""
         for block in part.blocks:
             self.find(block)
         with self._change:
-            self._parts[name] = part
             for filename, content in part.files.items():
                 if _add(self._files, filename, content):
                     self._yosys.add(filename, content)
             self._yosys.add(name, part.rtlil)
 
-    def all_verilog(self, converted: dict[str, str]) -> dict[str, str]:
-        """Return the Verilog of all texts by name, given that of those that Yosys has converted.
-
-        That of blocks is kept for further designs.
-        """
-        found = self._verilog | converted
-        for name in self._found.keys() & self._parts.keys():
-            part = self._parts[name]._replace(rtlil="")
-            if len(_kept) >= MAX_KEPT:
-                _kept.pop(next(iter(_kept)), None)
-            _kept[self._found[name]] = _Kept(part, {key: found[key] for key in (name, *part.files)})
-        return found
-
     def convert(self) -> None:
         """Convert all blocks."""
         while (block := self._next(self._refused, self._waiting)) is not None:
-            self.add(block.name, _convert_block(block))
-            self._close()
+            self._made(block, _convert_block(block))
 
     def stop(self) -> None:
         """End the helpers, whatever they are doing."""
@@ -313,8 +307,11 @@ class _Blocks:
             source = next(filter(None, sources), None)
             return None if source is None or self._stops else source.popleft()
 
-    def _close(self) -> None:
+    def _made(self, block: Block, part: _Part) -> None:
+        """Add a block that has been converted."""
+        self.add(block.name, part)
         with self._change:
+            _keep(_parts, block, part)
             self._num_open -= 1
             self._change.notify_all()
 
@@ -340,8 +337,7 @@ class _Blocks:
                     while (block := self._next(self._waiting)) is not None:
                         process.stdin.write(pickle.dumps(block))
                         process.stdin.flush()
-                        self.add(block.name, pickle.load(process.stdout))
-                        self._close()
+                        self._made(block, pickle.load(process.stdout))
                 finally:
                     process.kill()
         except Exception as error:
@@ -383,13 +379,14 @@ def verilog_of(component: Any, name: str = "top") -> str:
         blocks.add(name, _convert(component, name, blocks.find))
         blocks.convert()
         try:
-            header, pieces = yosys.finish()
+            pieces = yosys.finish()
         except RuntimeError as error:
             raise UserError(
                 f"Yosys did not convert {type(component).__name__} to Verilog: {error}"
             ) from None
-        pieces = blocks.all_verilog(pieces)
-    verilog = "\n".join([header + pieces.pop(name), *(pieces[key] for key in sorted(pieces))])
+    top = pieces.pop(name)
+    texts = [top.header + top.verilog, *(pieces[key].verilog for key in sorted(pieces))]
+    verilog = "\n".join(texts)
     note_generated(verilog)
     return verilog
 

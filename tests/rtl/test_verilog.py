@@ -69,10 +69,15 @@ def modules_of(text):
 
 @pytest.fixture(autouse=True)
 def kept(monkeypatch):
-    """Blocks that are kept for further designs; none at first."""
-    found = {}
-    monkeypatch.setattr(verilog, "_kept", found)
-    return found
+    """Keep nothing of designs that other tests make."""
+    monkeypatch.setattr(verilog, "_pieces", {})
+    monkeypatch.setattr(verilog, "_parts", {})
+
+
+def forget():
+    """Keep nothing of designs that were made."""
+    verilog._parts.clear()
+    verilog._pieces.clear()
 
 
 @pytest.fixture
@@ -85,15 +90,15 @@ def test_each_block_is_one_module():
     assert modules_of(verilog_of(Pair())) == ["top", *(f"stage{n}" for n in range(8)), "wide"]
 
 
-def test_text_does_not_depend_on_helpers(processors, kept):
+def test_text_does_not_depend_on_helpers(processors):
     processors(1)
     alone = verilog_of(Pair())
-    kept.clear()
+    forget()
     processors(3)
     assert verilog_of(Pair()) == alone
 
 
-def test_blocks_of_an_earlier_design_are_not_converted_again(processors, kept, monkeypatch):
+def test_blocks_of_an_earlier_design_are_not_converted_again(processors, monkeypatch):
     """Blocks inside such blocks and files that they add are part of the next design, too."""
     from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec
     from fpgapipe.hw.rtl.device import Device
@@ -101,9 +106,9 @@ def test_blocks_of_an_earlier_design_are_not_converted_again(processors, kept, m
     processors(1)
     core = Device(CoreSpec(4, 4))
     apart = verilog_of(core)
-    assert any(kept[block].part.files for block in kept)
-    assert any(kept[block].part.blocks for block in kept)
-    kept.clear()
+    assert any(part.files for part in verilog._parts.values())
+    assert any(part.blocks for part in verilog._parts.values())
+    forget()
     converted = []
     convert = verilog._convert_block
     monkeypatch.setattr(
@@ -120,10 +125,10 @@ def test_blocks_of_an_earlier_design_are_not_converted_again(processors, kept, m
     assert not converted
 
 
-def test_few_blocks_are_kept(processors, kept, monkeypatch):
+def test_few_blocks_are_kept(processors, monkeypatch):
     monkeypatch.setattr(verilog, "MAX_KEPT", 3)
     first = verilog_of(Pair())
-    assert len(kept) == 3
+    assert len(verilog._parts) == len(verilog._pieces) == 3
     assert verilog_of(Pair()) == first
 
 
