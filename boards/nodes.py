@@ -49,7 +49,10 @@ PORT_WIRES = 2 * (9 * PORT_BYTES + 3) + 10
 ``tlast``, ``tvalid`` and ``tready``, and a stream of bytes that shows the transceiver's clock."""
 
 SWITCH_PORTS = 4
-"""Memory ports that share a switch, within which no bandwidth is lost (PG276)."""
+"""Memory ports that share a switch, within which no bandwidth is lost (PG276).
+
+A node has whole switches. Connections between these carry what its two ports alone ask for.
+"""
 
 
 def crossing_cycles(dies: int) -> int:
@@ -183,12 +186,11 @@ def nodes_of(
             f"{whole} is not possible: several cores share a board only where a Vitis platform "
             "joins them to the memory; leave out --nodes"
         )
-    memory = next(group for group in board.memory if group.name == packaging.memory)
+    memory = board.packaged_memory
     most = min(memory.count, MOST_NODES)
     if not 1 <= count <= most:
         raise UserError(f"{board.name} can have 1..{most} nodes (memory ports), not {count}")
-    each = memory.count // count
-    each -= each % SWITCH_PORTS if each > SWITCH_PORTS else 0
+    shares = _shares_of_channels(memory.count, count)
     homes = {}
     for port in filter(None, (enters, leaves)):
         home = _home(board, port)
@@ -199,8 +201,7 @@ def nodes_of(
             )
         homes[port] = home
     names = [die.name for die in board.fabric.dies]
-    wished = 2 if each > 1 and not each & (each - 1) else 1
-    for memory_ports in range(wished, 0, -1):
+    for memory_ports in (1,) if any(each % 2 for each in shares) else (2, 1):
         order, boundary_wires = _order(
             board,
             count,
@@ -216,7 +217,7 @@ def nodes_of(
             f"{whole} is not possible: {widest:,} wires would cross the boundary of two dies, "
             f"{MOST_BOUNDARY_WIRES:,} may; take fewer nodes"
         )
-    shares = Counter(order)
+    of_die = Counter(order)
     spec = board.device_spec()
     registers = [sum(pair) for pair in pairwise((0, *boundary_wires, 0))]
     (reached,) = spec.memories
@@ -229,12 +230,12 @@ def nodes_of(
         streams = LinkPortSpec(ON_CHIP, neighbours, ON_CHIP, 8 * WORD_BYTES * spec.clk_hz, 1.0, 0.0)
         own = dataclasses.replace(
             spec,
-            dies=(_part(spec.dies[die], shares[die], registers[die]),),
+            dies=(_part(spec.dies[die], of_die[die], registers[die]),),
             memories=(
                 dataclasses.replace(
                     reached,
                     count=memory_ports,
-                    size_bytes=each // memory_ports * memory.size_bytes,
+                    size_bytes=shares[number] // memory_ports * memory.size_bytes,
                 ),
             ),
             memory_ports=memory_ports,
@@ -248,9 +249,21 @@ def nodes_of(
             ),
             host_bytes_per_s=spec.host_bytes_per_s / count,
         )
-        channels = range(number * each, (number + 1) * each)
+        begin = sum(shares[:number])
+        channels = range(begin, begin + shares[number])
         nodes.append(BoardNode(board, number, names[die], channels, ports, own))
     return BoardNodes(tuple(nodes), boundary_wires)
+
+
+def _shares_of_channels(channels: int, nodes: int) -> list[int]:
+    """Channels of memory of each node: whole switches, one more for the first nodes if any is left.
+
+    The first stages of a pipeline keep the activations of more micro-batches than the last ones.
+    """
+    if channels // nodes <= SWITCH_PORTS:
+        return [channels // nodes] * nodes
+    each, left = divmod(channels // SWITCH_PORTS, nodes)
+    return [SWITCH_PORTS * (each + (number < left)) for number in range(nodes)]
 
 
 def _home(board: Board, port: str) -> str | None:

@@ -355,7 +355,7 @@ class Board(Block):
         packaging = self.packaging
         if packaging is None:
             return tuple(memory.spec() for memory in self.memory)
-        memory = next(each for each in self.memory if each.name == packaging.memory).spec()
+        memory = self.packaged_memory.spec()
         size_bytes, rate = memory.size_bytes, memory.bandwidth_bytes_per_s
         if packaging.vitis or packaging.pynq:
             size_bytes *= memory.count
@@ -367,6 +367,13 @@ class Board(Block):
         return (
             dataclasses.replace(memory, count=1, size_bytes=size_bytes, bandwidth_bytes_per_s=rate),
         )
+
+    @property
+    def packaged_memory(self) -> Memory:
+        """The memory that packaged cores are connected to, of a board that can be packaged."""
+        assert self.packaging is not None, "no values for packaging"
+        name = self.packaging.memory
+        return next(each for each in self.memory if each.name == name)
 
     def device_spec(self) -> DeviceSpec:
         """Return the resources for planner and generator, less those of shell and reserve."""

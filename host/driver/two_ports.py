@@ -13,10 +13,8 @@ import numpy as np
 
 from fpgapipe.hw.hls_models.spec.interleave import (
     BLOCK_BYTES,
-    LEAST_BYTES,
     PORT_BITS,
     blocks,
-    core_address,
     port_of,
 )
 
@@ -68,24 +66,42 @@ def share_bytes(size_bytes: int) -> int:
     return -(-size_bytes // _PAIR_BYTES) * BLOCK_BYTES
 
 
-def first_address(places: Sequence[int], size_bytes: int) -> int:
+def first_address(
+    places: Sequence[int], size_bytes: int, channel_bytes: int, half_bytes: int = 0
+) -> int:
     """Address that a core has for a buffer, of which each port has as many bytes at its place.
+
+    Parameters
+    ----------
+    places : sequence of int
+        Address of each port's bytes.
+    size_bytes : int
+        Bytes behind each port.
+    channel_bytes : int
+        Size of a channel of the memory.
+    half_bytes : int
+        Bytes between the places of an earlier buffer of the same core; 0 for the first one.
 
     Raises
     ------
     ValueError
-        If the places are not those of one buffer: they must differ by half of the memory's size.
+        If the places are not those of one buffer: they must differ by the size of the first port's
+        channels.
     """
     first, second = places
     half = second - first
-    if half < max(LEAST_BYTES // 2, size_bytes) or half & (half - 1):
+    if half_bytes not in (0, half):
         raise ValueError(
-            f"they are {half:,} bytes apart, and half of the memory is a power of two of at least "
-            f"{max(LEAST_BYTES // 2, size_bytes):,} bytes"
+            f"they are {half:,} bytes apart, and those of an earlier buffer {half_bytes:,}"
         )
-    if first % BLOCK_BYTES or first & half:
-        raise ValueError(f"the first one, {first:#x}, is not in the first half of the memory")
-    return core_address(first, 2 * half) // _PAIR_BYTES * _PAIR_BYTES
+    if half < size_bytes or half % channel_bytes:
+        raise ValueError(
+            f"they are {half:,} bytes apart, and half of the memory is a multiple of "
+            f"{channel_bytes:,} bytes, the size of a channel, with room for {size_bytes:,} bytes"
+        )
+    if first % BLOCK_BYTES:
+        raise ValueError(f"the first one, {first:#x}, is no multiple of {BLOCK_BYTES:,} bytes")
+    return 2 * first
 
 
 def parts(begin: int, offset: int, size_bytes: int) -> Iterator[Part]:

@@ -163,7 +163,7 @@ class Target:
     @property
     def memory(self) -> Memory:
         """The board's memory that cores are connected to."""
-        return next(each for each in self.board.memory if each.name == self.packaging.memory)
+        return self.board.packaged_memory
 
     @property
     def reached_channels(self) -> range:

@@ -53,14 +53,15 @@ def instance(number: int) -> str:
 def kernels(target: Target) -> dict[str, list[Target]]:
     """Names of the kernels of a board's cores, and the nodes that have each: equal cores are one.
 
-    A kernel that is not the first node's is named by the first node that has it.
+    Those with two memory ports have as much memory, too, since the second port begins behind half
+    of it. A kernel that is not the first node's is named by the first node that has it.
     """
     found: dict[str, list[Target]] = {}
+    names: dict[tuple[CoreSpec, int], str] = {}
     for node in target.nodes:
-        of_same = next((each for each in found.values() if each[0].core == node.core), None)
-        if of_same is None:
-            found[CORE if not found else f"{CORE}_of_{node.number}"] = of_same = []
-        of_same.append(node)
+        key = node.core, node.reached_bytes if node.core.memory_ports > 1 else 0
+        name = names.setdefault(key, f"{CORE}_of_{node.number}" if names else CORE)
+        found.setdefault(name, []).append(node)
     return found
 
 

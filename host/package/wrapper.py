@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from fpgapipe.hw.hls_models.model.registers import ADDRESS_BITS
-from fpgapipe.hw.hls_models.spec.interleave import BLOCK_BITS, LEAST_BYTES
+from fpgapipe.hw.hls_models.spec.interleave import BLOCK_BITS, BLOCK_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -165,18 +165,17 @@ def wrapper(core: CoreSpec, verilog: str, name: str = CORE, memory_bytes: int | 
     Raises
     ------
     ValueError
-        If the core has two memory ports, and the memory's size is not given or no power of two
-        above `LEAST_BYTES`.
+        If the core has two memory ports, and the memory's size is not given or no whole blocks.
     """
     ports = core_ports(verilog)
     wires = [*_wires(ports)]
     if core.memory_ports > 1:
-        if memory_bytes is None or memory_bytes < LEAST_BYTES or memory_bytes & (memory_bytes - 1):
+        if not memory_bytes or memory_bytes % (2 * BLOCK_BYTES):
             raise ValueError(
-                "the memory behind two ports must have a power of two of bytes, at least "
-                f"{LEAST_BYTES:,}, not {memory_bytes!r}"
+                f"the memory behind two ports must have a multiple of {2 * BLOCK_BYTES:,} bytes, "
+                f"not {memory_bytes!r}"
             )
-        wires += _addresses(ports, memory_bytes.bit_length() - 1)
+        wires += _addresses(ports, memory_bytes // 2)
     buses = ":".join(interfaces(core))
     lines = [
         "// The core with the port names of the vendor's tools. Made by fpgapipe; do not edit.",
@@ -245,15 +244,16 @@ def _is_spread(port: Port) -> bool:
     return port.interface in _MEMORIES and port.signal in ("ARADDR", "AWADDR")
 
 
-def _addresses(ports: list[Port], memory_bits: int) -> Iterator[str]:
+def _addresses(ports: list[Port], half_bytes: int) -> Iterator[str]:
     """Addresses in front of each of two memory ports (`interleave.port_address`)."""
     yield "    // Half of the memory's blocks lie behind each port, one after the other."
     for port in filter(_is_spread, ports):
-        wire, number = f"core_{port.core}", _MEMORIES.index(port.interface)
+        wire, begin = f"core_{port.core}", half_bytes * _MEMORIES.index(port.interface)
+        added = f" + {port.bits}'d{begin}" if begin else ""
         yield f"    wire {_range(port.bits)}{wire};"
         yield (
-            f"    assign {port.name} = {{{wire}[{port.bits - 1}:{memory_bits}], 1'd{number}, "
-            f"{wire}[{memory_bits - 1}:{BLOCK_BITS + 1}], {wire}[{BLOCK_BITS - 1}:0]}};"
+            f"    assign {port.name} = {{1'b0, {wire}[{port.bits - 1}:{BLOCK_BITS + 1}], "
+            f"{wire}[{BLOCK_BITS - 1}:0]}}{added};"
         )
         yield f"    wire unused_{port.name} = &{{1'b0, {wire}[{BLOCK_BITS}]}};"
 

@@ -58,6 +58,8 @@ class XrtTransport(BoardTransport):
         The ``.xclbin``.
     instance : str
         Name of the kernel's instance.
+    channel_bytes : int
+        Size of a channel of the card's memory.
 
     Raises
     ------
@@ -68,7 +70,9 @@ class XrtTransport(BoardTransport):
     name = "xrt"
     has_nodes = True
 
-    def __init__(self, library: Path, device: str, bitstream: Path, instance: str) -> None:
+    def __init__(
+        self, library: Path, device: str, bitstream: Path, instance: str, channel_bytes: int
+    ) -> None:
         try:
             self._library = ctypes.CDLL(str(library))
             for name, (result, arguments) in FUNCTIONS.items():
@@ -86,6 +90,8 @@ class XrtTransport(BoardTransport):
                 f"to {library.parent}, and run 'make {library.name}' there"
             )
         self._buffers: Buffers[tuple[int, ...]] = Buffers()
+        self._channel_bytes = channel_bytes
+        self._half_bytes = 0  # what is behind the first port, once that is known
         names = (device, str(bitstream), instance)
         self._device = self._library.fpgapipe_open(*(name.encode() for name in names))
         if not self._device:
@@ -112,7 +118,8 @@ class XrtTransport(BoardTransport):
             raise UserError("--backend xrt needs the key bitstream, the path of the .xclbin")
         bitstream = folder / address.bitstream
         library = bitstream.parent / SHIM_LIBRARY
-        return cls(library, address.device, bitstream, instance(address.node))
+        channel_bytes = board.packaged_memory.size_bytes
+        return cls(library, address.device, bitstream, instance(address.node), channel_bytes)
 
     def close(self) -> None:
         """See `Transport`."""
@@ -142,12 +149,13 @@ class XrtTransport(BoardTransport):
         half = share_bytes(size_bytes)
         places, buffers = zip(*(self._allocated(port, half) for port in range(2)), strict=True)
         try:
-            address = first_address(places, half)
+            address = first_address(places, half, self._channel_bytes, self._half_bytes)
         except ValueError as error:
             raise TransportError(
                 f"XRT has put the two halves of {size_bytes:,} bytes where the core's memory ports "
                 f"do not reach them as one memory: {error}"
             ) from None
+        self._half_bytes = places[1] - places[0]
         self._buffers.add(address, size_bytes, buffers)
         return address
 

@@ -186,12 +186,21 @@ def _estimated(plan: Plan, request: Request) -> Timeline:
     return simulate(schedule if plan.trains else forward_only(schedule), times)
 
 
-def _is_alike_from_either_end(cluster: ClusterSpec) -> bool:
-    """Whether devices with the same cores take as long in the reverse order of a chain."""
+def _is_alike_from_either_end(cluster: ClusterSpec, memory_bytes: Iterable[float]) -> bool:
+    """Whether devices with the same cores take as long in the reverse order of a chain.
+
+    Parameters
+    ----------
+    cluster : ClusterSpec
+    memory_bytes : iterable of float
+        What the stages of a plan need of the devices' memories.
+    """
     row = device_chain(cluster)
     sizes = [device.memory_bytes for device in cluster.devices]
+    binding = sizes if max(memory_bytes) > min(sizes) else []
     return all(
-        list(each) == list(each)[::-1] for each in (sizes, row.link_bytes_per_s, row.link_latency_s)
+        list(each) == list(each)[::-1]
+        for each in (binding, row.link_bytes_per_s, row.link_latency_s)
     )
 
 
@@ -364,12 +373,12 @@ class _Search:
         find fastest.
         """
         devices = self.request.cluster.devices
-        is_alike = _is_alike_from_either_end(self.request.cluster)
         found: dict[tuple[int, str], _Look] = {}
         for each in sorted(candidates, key=lambda each: each.steady_s):
             cores = {devices[part.position]: part.node for part in each.stages if part.node}
             kinds = {device: cores[device] for device in devices if device in cores}
             if len(kinds) == len(set(devices)):
+                is_alike = _is_alike_from_either_end(self.request.cluster, each.memory_bytes)
                 name = _name_of([kinds[device] for device in devices], is_alike=is_alike)
             elif len(each.stages) == 1:
                 name = repr(kinds)

@@ -62,14 +62,15 @@ def test_nodes_share_a_board(name):
         channels = [each for node in nodes for each in node.channels]
         assert len(channels) == len(set(channels))
         assert not channels or max(channels) < memory.count
+        sizes = [len(node.channels) for node in nodes]
+        assert sizes == sorted(sizes, reverse=True)
+        assert sizes[0] - sizes[-1] in (0, 4)
         for node in nodes if count > 1 else ():
             assert node.spec.memory_bytes == len(node.channels) * memory.size_bytes
             # Each port of the core drives one channel's worth of rate.
             num_ports = node.spec.memory_ports
             assert node.spec.memory_bytes_per_s == num_ports * memory.rate_bytes_per_s
-            if num_ports > 1:  # one behind the other, in a memory of a power of two of bytes
-                assert node.channels[0] % len(node.channels) == 0
-                assert len(node.channels) in (2, 4, 8, 16)
+            assert len(node.channels) % num_ports == 0  # half of them behind each
             assert len(node.channels) < 4 or node.channels[0] % 4 == 0
         if count > 1:
             assert nodes[0].ports[:1] == tuple(ends.get(key) for key in ("enters",) if key in ends)

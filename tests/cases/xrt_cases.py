@@ -8,14 +8,22 @@ from pathlib import Path
 import numpy as np
 
 from fpgapipe.host.driver.transport import TransportError
-from fpgapipe.hw.hls_models.spec.interleave import BLOCK_BYTES, blocks, core_address
+from fpgapipe.hw.hls_models.spec.interleave import BLOCK_BITS, BLOCK_BYTES, blocks, port_of
 
-MEMORY_BYTES = 1 << 40
-"""Memory behind both ports of a core: more than any device here has."""
+CHANNEL_BYTES = 1 << 28
+HALF_BYTES = 3000 * CHANNEL_BYTES
+"""Memory behind each port of a core: more than any device here has."""
 
 SOURCE = Path(__file__).with_name("fake_xrt_shim.cpp")
 U64 = ctypes.c_uint64
 U32P, U64P = ctypes.POINTER(ctypes.c_uint32), ctypes.POINTER(U64)
+
+
+def core_address(place, port):
+    """Address that a core has for a place among the channels behind a port."""
+    number, low = divmod(place, BLOCK_BYTES)
+    found = 2 * number * BLOCK_BYTES + low
+    return found ^ (port_of(found) ^ port) << BLOCK_BITS
 
 
 def compiled(folder):
@@ -59,7 +67,7 @@ class Card:
     interrupts : bool
         Whether interrupts come.
     memory_ports : int
-        Ports of its core. Behind two of them lie `MEMORY_BYTES`, as a card has them.
+        Ports of its core. Behind each of two lie `HALF_BYTES`, as a card has them.
     """
 
     def __init__(self, library, inner, number=0, *, interrupts=True, memory_ports=1):
@@ -96,7 +104,7 @@ class Card:
                 assert not rest
                 self.halves = address[0] = begin * BLOCK_BYTES
             else:
-                address[0] = self.halves + MEMORY_BYTES // 2
+                address[0] = self.halves + HALF_BYTES
         except TransportError:
             return -1
         return 0
@@ -105,7 +113,8 @@ class Card:
         """Addresses that the core has for bytes behind a port, and which of the bytes these are."""
         if self.memory_ports == 1:
             return [(address, slice(0, size))]
-        return [(core_address(at, MEMORY_BYTES), where) for at, where in blocks(address, size)]
+        port, place = divmod(address, HALF_BYTES)
+        return [(core_address(at, port), where) for at, where in blocks(place, size)]
 
     def _write(self, address, data, size):
         given = np.frombuffer(ctypes.string_at(data, size), np.uint8)

@@ -20,7 +20,7 @@ from conformance_cases import (
 from step_cases import every_operator
 from test_backends import check, pipeline_of, trained
 from test_pipeline import SAMPLES
-from xrt_cases import Card, compiled
+from xrt_cases import CHANNEL_BYTES, Card, compiled
 
 from fpgapipe.host.backends.devices import DeviceBackend
 from fpgapipe.host.backends.model import ModelBackend
@@ -119,14 +119,14 @@ def test_a_state_goes_from_transport_to_transport(pipeline, rig):
 
 def test_the_shim_is_checked(tmp_path, pipeline, rig):
     with pytest.raises(TransportError, match=r"none.so cannot be used: .*; 'make' in the package"):
-        XrtTransport(tmp_path / "none.so", "0", tmp_path / "a.xclbin", "core_0")
+        XrtTransport(tmp_path / "none.so", "0", tmp_path / "a.xclbin", "core_0", CHANNEL_BYTES)
     library = compiled(tmp_path)
     card = Card(library, modelled(pipeline, BASES, rig)[0])
     card.library.fake_version(7)
     with pytest.raises(TransportError, match="has version 7 of its functions, not 3"):
-        XrtTransport(library, "0", tmp_path / "a.xclbin", "core_0")
+        XrtTransport(library, "0", tmp_path / "a.xclbin", "core_0", CHANNEL_BYTES)
     card.library.fake_version(3)
-    with XrtTransport(library, "0", tmp_path / "a.xclbin", "core_0") as way:
+    with XrtTransport(library, "0", tmp_path / "a.xclbin", "core_0", CHANNEL_BYTES) as way:
         address = way.allocate(8192)
         with pytest.raises(TransportError, match="10 bytes at 0x11ffc are not in memory that was"):
             way.read(address + 8188, 10)
@@ -143,7 +143,7 @@ def test_two_ports_are_one_memory(tmp_path, pipeline, rig):
     library, rng = compiled(tmp_path), np.random.default_rng(1)
     inner = modelled(pipeline, BASES, rig)[0]
     card = Card(library, inner, memory_ports=2)  # must live as long as the transport
-    with XrtTransport(library, "0", tmp_path / "a.xclbin", "core_0") as way:
+    with XrtTransport(library, "0", tmp_path / "a.xclbin", "core_0", CHANNEL_BYTES) as way:
         size = 60_000
         address = way.allocate(size)
         expected = rng.integers(0, 256, size, np.uint8)
@@ -165,13 +165,24 @@ def test_two_ports_are_one_memory(tmp_path, pipeline, rig):
 @pytest.mark.parametrize(
     ("places", "message"),
     [
-        ((0, 3 << 22), "they are 12,582,912 bytes apart, and half of the memory is a power of two"),
-        ((0, 1 << 20), "power of two of at least 2,097,152 bytes"),
-        ((1 << 23, 1 << 22), "they are -4,194,304 bytes apart"),
-        ((1 << 23, 2 << 23), "the first one, 0x800000, is not in the first half of the memory"),
-        ((512, (1 << 23) + 512), "the first one, 0x200, is not in the first half"),
+        (
+            (0, 3 << 22),
+            "they are 12,582,912 bytes apart, and half of the memory is a multiple of 8",
+        ),
+        ((0, 0), "a channel, with room for 4,096 bytes"),
+        ((1 << 24, 1 << 23), "they are -8,388,608 bytes apart"),
+        ((512, (1 << 23) + 512), "the first one, 0x200, is no multiple of 1,024 bytes"),
     ],
 )
 def test_halves_at_other_places_are_refused(places, message):
     with pytest.raises(ValueError, match=message):
-        first_address(places, 4096)
+        first_address(places, 4096, 1 << 23)
+
+
+def test_halves_of_one_memory_are_as_far_apart():
+    assert first_address((1 << 20, (1 << 20) + (3 << 23)), 4096, 1 << 23) == 1 << 21
+    assert first_address((0, 3 << 23), 4096, 1 << 23, 3 << 23) == 0
+    with pytest.raises(
+        ValueError, match="16,777,216 bytes apart, and those of an earlier buffer 25"
+    ):
+        first_address((0, 2 << 23), 4096, 1 << 23, 3 << 23)

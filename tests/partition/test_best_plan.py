@@ -242,9 +242,12 @@ def test_cores_that_are_about_as_fast_are_priced_once():
     assert one_way != other_way
     assert first != name(nodes[0], wide, nodes[1])
     assert first != name(nodes[0], nodes[1], slower)
-    assert search._is_alike_from_either_end(cluster)
+    assert search._is_alike_from_either_end(cluster, [1.0])
     unlike = replace(
         cluster.devices[0], memories=(replace(cluster.devices[0].memories[0], size_bytes=1 << 30),)
     )
     devices = (unlike, *cluster.devices[1:])
-    assert not search._is_alike_from_either_end(replace(cluster, devices=devices))
+    unlike = replace(cluster, devices=devices)
+    least = min(each.memory_bytes for each in devices)
+    assert search._is_alike_from_either_end(unlike, [1.0, least])
+    assert not search._is_alike_from_either_end(unlike, [1.0, least + 1])

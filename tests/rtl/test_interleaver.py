@@ -6,12 +6,12 @@ import pytest
 from amaranth.hdl import Module
 from amaranth.lib import wiring
 from test_formal import twin
+from xrt_cases import core_address
 
 from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec
 from fpgapipe.hw.hls_models.spec.interleave import (
     BLOCK_BYTES,
     blocks,
-    core_address,
     port_address,
     port_of,
 )
@@ -25,15 +25,16 @@ ID_BITS = 2
 
 def test_addresses():
     """Each half of a memory has each address once, in order of the blocks of its port."""
-    size = 1 << 23
-    for base in (0, 5 * size):
-        found = [port_address(base + at, size) for at in range(0, size, BLOCK_BYTES)]
-        assert sorted(found) == list(range(base, base + size, BLOCK_BYTES))
-        for number, place in enumerate(found):
-            address = base + number * BLOCK_BYTES
-            assert core_address(place, size) == address
-            assert (place - base) * 2 // size == port_of(address)
-        assert port_address(base + 3 * BLOCK_BYTES + 77, size) == found[3] + 77
+    for half in (1 << 22, 3 << 21, 5 * BLOCK_BYTES):
+        for first in (0, 5 << 20):
+            addresses = range(2 * first, 2 * (first + half), BLOCK_BYTES)
+            found = [port_address(address, half) for address in addresses]
+            assert sorted(found) == list(range(first, first + 2 * half, BLOCK_BYTES))
+            for address, place in zip(addresses, found, strict=True):
+                port = port_of(address)
+                assert place // (first + half) == port
+                assert core_address(place - port * half, port) == address
+            assert port_address(2 * first + 3 * BLOCK_BYTES + 77, half) == found[3] + 77
 
 
 def test_rows_are_at_both_ports():

@@ -41,9 +41,6 @@ Of all sets of bits below 24 these leave 16 rows least uneven, on average and in
 on average, and 70 % at the worst distance.
 """
 
-LEAST_BYTES = 2 << max(PORT_BITS)
-"""Least size of a memory behind two ports: bits of `PORT_BITS` number its bytes."""
-
 _PORT_MASK = sum(1 << bit for bit in PORT_BITS)
 
 
@@ -52,28 +49,18 @@ def port_of(address: int) -> int:
     return (address & _PORT_MASK).bit_count() & 1
 
 
-def port_address(address: int, memory_bytes: int) -> int:
-    """Where an address lies in two channels of memory that follow one another.
+def port_address(address: int, half_bytes: int) -> int:
+    """Where an address lies in the channels behind the two ports, which follow one another.
 
     Parameters
     ----------
     address : int
-        Address as the core has it.
-    memory_bytes : int
-        Size of both channels together: a power of two, at least `LEAST_BYTES`, of which the first
-        channel begins at a multiple.
+        Address as the core has it: twice that of the first channel, and more.
+    half_bytes : int
+        Size of the channels behind each port: whole blocks.
     """
-    number, low = divmod(address & (memory_bytes - 1), BLOCK_BYTES)
-    place = port_of(address) * memory_bytes // 2 + (number >> 1) * BLOCK_BYTES + low
-    return (address & -memory_bytes) + place
-
-
-def core_address(address: int, memory_bytes: int) -> int:
-    """Address that a core has for a place behind one of its ports: inverse of `port_address`."""
-    port, place = divmod(address & (memory_bytes - 1), memory_bytes // 2)
-    number, low = divmod(place, BLOCK_BYTES)
-    found = (address & -memory_bytes) + 2 * number * BLOCK_BYTES + low
-    return found ^ (port_of(found) ^ port) << BLOCK_BITS
+    number, low = divmod(address, BLOCK_BYTES)
+    return port_of(address) * half_bytes + (number >> 1) * BLOCK_BYTES + low
 
 
 def blocks(address: int, size_bytes: int) -> Iterator[tuple[int, slice]]:
