@@ -80,6 +80,17 @@ def test_nodes_share_a_board(name):
     assert max(counts) >= 6
 
 
+@pytest.mark.parametrize(
+    ("count", "channels"),
+    [(2, [16, 16]), (3, [12, 12, 8]), (4, [8] * 4), (5, [8, 8, 8, 4, 4]), (8, [4] * 8)],
+)
+def test_channels_are_shared_by_whole_switches(count, channels):
+    nodes = nodes_of(load_board("u280"), count).nodes
+    assert [len(node.channels) for node in nodes] == channels
+    each = load_board("u280").memory[0].size_bytes
+    assert [node.spec.memory_bytes for node in nodes] == [number * each for number in channels]
+
+
 @pytest.mark.parametrize("name", WITH_NODES)
 def test_wires_of_boundaries_are_counted(name):
     board = load_board(name)
