@@ -256,14 +256,15 @@ def nodes_of(
 
 
 def _shares_of_channels(channels: int, nodes: int) -> list[int]:
-    """Channels of memory of each node: whole switches, one more for the first nodes if any is left.
+    """Channels of memory of each node: whole switches, one more for the last nodes if any is left.
 
-    The first stages of a pipeline keep the activations of more micro-batches than the last ones.
+    The first stages of a pipeline keep the activations of more micro-batches than the last ones. At
+    the last node of a U280 lies the die with fewest LUTs, which suits the first layers of a CNN.
     """
     if channels // nodes <= SWITCH_PORTS:
         return [channels // nodes] * nodes
     each, left = divmod(channels // SWITCH_PORTS, nodes)
-    return [SWITCH_PORTS * (each + (number < left)) for number in range(nodes)]
+    return [SWITCH_PORTS * (each + (number >= nodes - left)) for number in range(nodes)]
 
 
 def _home(board: Board, port: str) -> str | None:

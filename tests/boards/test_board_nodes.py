@@ -63,8 +63,8 @@ def test_nodes_share_a_board(name):
         assert len(channels) == len(set(channels))
         assert not channels or max(channels) < memory.count
         sizes = [len(node.channels) for node in nodes]
-        assert sizes == sorted(sizes, reverse=True)
-        assert sizes[0] - sizes[-1] in (0, 4)
+        assert sizes == sorted(sizes)
+        assert sizes[-1] - sizes[0] in (0, 4)
         for node in nodes if count > 1 else ():
             assert node.spec.memory_bytes == len(node.channels) * memory.size_bytes
             # Each port of the core drives one channel's worth of rate.
@@ -82,7 +82,7 @@ def test_nodes_share_a_board(name):
 
 @pytest.mark.parametrize(
     ("count", "channels"),
-    [(2, [16, 16]), (3, [12, 12, 8]), (4, [8] * 4), (5, [8, 8, 8, 4, 4]), (8, [4] * 8)],
+    [(2, [16, 16]), (3, [8, 12, 12]), (4, [8] * 4), (5, [4, 4, 8, 8, 8]), (8, [4] * 8)],
 )
 def test_channels_are_shared_by_whole_switches(count, channels):
     nodes = nodes_of(load_board("u280"), count).nodes
