@@ -109,7 +109,7 @@ def test_the_search_is_remembered(prices, monkeypatch):
     *_, cluster = plan_of(2, load=small_network, batch=16, microbatches=4)
     request = Request(small_network, 16, cluster, ("1f1b-as", "zb-h1"), 4, (8, 8))
     first = best_plan(request, "small")
-    monkeypatch.setattr(search, "explore", fail)
+    monkeypatch.setattr(search, "explore_by_models", fail)
     again = best_plan(request, "small")
     assert first.plan.predicted.level == "machine"
     assert again.plan == first.plan
