@@ -1,6 +1,7 @@
 """Tensors share memory when their lifetimes allow, and none reads what another has overwritten."""
 
 from dataclasses import replace
+from itertools import combinations
 
 import numpy as np
 import pytest
@@ -12,9 +13,10 @@ from test_pipeline import cut
 
 from fpgapipe.hw.hls_models.isa.instructions import Opcode
 from fpgapipe.lowering.lower import build_pipeline
+from fpgapipe.lowering.memory import sharing
 from fpgapipe.lowering.memory.layout import memory_bytes
 from fpgapipe.lowering.memory.memory_map import LABELS, LOSS
-from fpgapipe.lowering.memory.sharing import Category, Life, fullest, share
+from fpgapipe.lowering.memory.sharing import Category, Life, _placed, fullest, share
 from fpgapipe.lowering.program.step import build_step
 from fpgapipe.lowering.units.step_options import StepOptions
 from fpgapipe.partition.schedule.schedule_kinds import make_schedule
@@ -132,3 +134,30 @@ def test_small_tensors_keep_places_of_their_own():
     places, end = share(given, 0)
     assert end == 4096 * 202  # two of 203 pages are less than a hundredth
     assert places["b"].begin == 0
+
+
+def test_the_order_that_leaves_least_unused_is_taken(monkeypatch):
+    """Like a pipeline's activations: of several sizes, each for a while, one after the other."""
+    monkeypatch.setattr(sharing, "SMALL", 0.0)
+    rng = np.random.default_rng(1)
+    better = 0
+    for _ in range(50):
+        firsts = rng.integers(0, 60, 40)
+        given = lives(
+            *(
+                (f"t{number}", int(rng.integers(2, 30)), int(first), int(first + length))
+                for number, (first, length) in enumerate(
+                    zip(firsts, rng.integers(3, 20, 40), strict=True)
+                )
+            )
+        )
+        places, end = share(given, 0)
+        for one, other in combinations(given, 2):
+            if one.meets(other):
+                a, b = places[one.name], places[other.name]
+                assert a.end <= b.begin or b.end <= a.begin
+        large_first = sorted(given, key=lambda life: (-life.size_bytes, life.live & -life.live))
+        _, of_largest = _placed(large_first, 0)
+        assert end <= of_largest
+        better += end < of_largest
+    assert better > 10
