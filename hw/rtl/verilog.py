@@ -114,13 +114,15 @@ class _Piece(NamedTuple):
 # Designs have blocks in common, as cores of a build have, and blocks of unlike specs may be alike.
 _parts: dict[Block, _Part] = {}
 _pieces: dict[bytes, _Piece] = {}  # by digests of RTLIL
+_keeping = threading.Lock()
 
 
 def _keep(kept: dict[_Key, _Value], key: _Key, value: _Value) -> None:
     """Keep something for further designs, in the place of what was kept first."""
-    while len(kept) >= MAX_KEPT:
-        kept.pop(next(iter(kept)), None)
-    kept[key] = value
+    with _keeping:
+        while len(kept) >= MAX_KEPT:
+            del kept[next(iter(kept))]
+        kept[key] = value
 
 
 def _add(files: dict[str, str], filename: str, content: str) -> bool:
