@@ -24,8 +24,15 @@ SPLITS = 2
 ROWS = (4, 8, 16, 32)
 """Numbers of array rows that are tried."""
 
+Progress = Callable[[int, int], object]
 
-def explore_smallest(request: Request, known: Exploration | None = None) -> Exploration:
+
+def explore_smallest(
+    request: Request,
+    on_step: Progress = lambda done, total: None,
+    *,
+    known: Exploration | None = None,
+) -> Exploration:
     """Find the smallest array, the same for all devices, that is nearly as fast as the best.
 
     Among the arrays that reach `THROUGHPUT` of the best core's samples per second, this takes the
@@ -35,6 +42,8 @@ def explore_smallest(request: Request, known: Exploration | None = None) -> Expl
     Parameters
     ----------
     request : Request
+    on_step : callable
+        Called with the number of steps done and their total, as far as it is known.
     known : Exploration, optional
         What `explore_by_models` finds for the request, if that is there already.
 
@@ -43,7 +52,7 @@ def explore_smallest(request: Request, known: Exploration | None = None) -> Expl
     PlanError
         If nothing fits.
     """
-    found = by_simulation(request, known) if known else explore(request)
+    found = by_simulation(request, known) if known else explore(request, on_step)
     limit_s = found.best.steady_s / THROUGHPUT
     asked = dataclasses.replace(request, schedules=(found.best.kind,))
     counts = [each.num_microbatches for each in found.tried if each.kind == found.best.kind]

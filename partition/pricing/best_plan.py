@@ -521,7 +521,7 @@ class _Search:
         looks: list[_Look] = []
         for asked, known in ((self.request, found), (like, None)):
             with suppress(PlanError):  # unlike devices have cores of their own
-                small = explore_smallest(asked, known).best
+                small = explore_smallest(asked, known=known).best
                 if not best.is_exact:
                     return self._of(small)
                 looks += self._looks([small])
