@@ -67,13 +67,6 @@ def modules_of(text):
     return re.findall(r"^module (\S+)\(", text, re.M)
 
 
-@pytest.fixture(autouse=True)
-def kept(monkeypatch):
-    """Keep nothing of designs that other tests make."""
-    monkeypatch.setattr(verilog, "_pieces", {})
-    monkeypatch.setattr(verilog, "_parts", {})
-
-
 def forget():
     """Keep nothing of designs that were made."""
     verilog._parts.clear()
