@@ -13,6 +13,7 @@ import os
 import signal
 import threading
 import time
+from concurrent.futures import Future, InvalidStateError
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
@@ -21,7 +22,6 @@ from fpgapipe.garbage import collect_rarely
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
-    from concurrent.futures import Future
     from contextlib import AbstractContextManager
     from types import FrameType
 
@@ -148,7 +148,21 @@ class _Processes(NamedTuple):
     executor: Pool
 
     def submit(self, function: Callable[..., Result], /, *arguments: Any) -> Future[Result]:
-        return self.executor.submit(_do, function, *arguments)
+        future = self.executor.submit(_do, function, *arguments)
+        future.__class__ = _Cancellable
+        return future
+
+
+class _Cancellable(Future[Any]):
+    """A job that may be cancelled before the process dies that was to do it.
+
+    Before Python 3.12.1 (python/cpython#108974) the executor's thread ended there by an error, and
+    left its other processes behind.
+    """
+
+    def set_exception(self, exception: BaseException | None) -> None:
+        with contextlib.suppress(InvalidStateError):
+            super().set_exception(exception)
 
 
 _doing, _ended = threading.Event(), threading.Event()
@@ -245,7 +259,7 @@ def _shared(
 
     What a process had begun with that has died, as for want of memory, is done here.
     """
-    from concurrent.futures import BrokenExecutor, Future
+    from concurrent.futures import BrokenExecutor
 
     futures = [pool.submit(function, *job) for job in jobs]
     mine: dict[int, Future[Result]] = {}

@@ -1,5 +1,6 @@
 """Jobs that this process does, that others do, and that ranks of MPI do."""
 
+import multiprocessing
 import os
 import pickle
 import signal
@@ -122,7 +123,9 @@ def test_formulas_start_no_processes(monkeypatch):
 
 def dies_elsewhere(number, own):
     if os.getpid() != own:
+        time.sleep(0.1)  # this process has taken jobs by then that were for the other one
         os.kill(os.getpid(), signal.SIGKILL)
+    time.sleep(0.05)
     return number
 
 
@@ -130,6 +133,14 @@ def test_jobs_of_a_process_that_died_are_done_here():
     with sharing(partial(local_processes, 2)):
         found = results(dies_elsewhere, [(number, os.getpid()) for number in range(6)])
     assert found == list(range(6))
+
+
+def test_no_process_is_left_behind_by_one_that_died():
+    """Also where jobs were taken from it; pytest fails a test whose threads end by an error."""
+    others = set(multiprocessing.active_children())
+    with sharing(partial(local_processes, 2)):
+        results(dies_elsewhere, [(number, os.getpid()) for number in range(40)])
+    assert set(multiprocessing.active_children()) == others
 
 
 LONG_JOBS = """
