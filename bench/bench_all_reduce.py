@@ -40,11 +40,11 @@ from fpgapipe.lowering.placement import Placement
 from fpgapipe.lowering.program.assemble import assemble
 from fpgapipe.lowering.sums.all_reduce import (
     Member,
-    adds_by_turns,
     all_reduce,
     buffers_of,
     chunks_of,
 )
+from fpgapipe.lowering.sums.on_chip_sum import adds_on_chip
 from fpgapipe.lowering.tiling.kernel import Region
 from fpgapipe.sim_tb.cluster.cluster import Cluster
 from fpgapipe.sim_tb.cluster.cluster_nodes import Node, cable
@@ -69,21 +69,19 @@ RESNET50_BYTES = 4 * 25_557_032
 """Bytes of the gradients of ResNet-50's parameters in FP32."""
 
 
-def program_of(
-    member: Member, elements: int, *, by_turns: bool = False
-) -> tuple[list[Instruction], int]:
+def program_of(member: Member, elements: int) -> tuple[list[Instruction], int]:
     """The program of a device, and the address of its first instruction; its values lie at 0."""
-    chunks = chunks_of(NAME, elements, by_turns=by_turns)
-    coming, passing = (buffers_of(f"{NAME}.{way}", chunks) for way in ("coming", "passing"))
+    chunks = chunks_of(NAME, elements)
+    coming = buffers_of(f"{NAME}.coming", chunks)
     region = Region(0, CORE.scratchpad.size_bytes, CORE.scratchpad.bank_bytes)
-    turns = {"passing": passing, "by_turns": True} if by_turns else {}
-    kernels = list(all_reduce(NAME, member, chunks, coming, region, **turns))
+    on_chip = adds_on_chip(CORE, region, chunks)
+    kernels = list(all_reduce(NAME, member, chunks, coming, region, on_chip=on_chip))
     places = {}
     at = 0
     for chunk in chunks:
         places[chunk.name] = Placed(at, at + chunk.size_bytes)
         at += chunk.size_bytes
-    for buffer in (*coming, *(passing if by_turns else ())):
+    for buffer in coming:
         if buffer.name not in places:
             at = page(at)
             places[buffer.name] = Placed(at, at + buffer.size_bytes)
@@ -188,10 +186,8 @@ def on_chip(num_devices: int, elements: int, memory_ports: int) -> dict[str, Any
     rate = memory_ports * device.memory_bytes_per_s / device.clk_hz
     memory = MemorySpec(rate, math.ceil(device.memories[0].latency_s * device.clk_hz))
     core = replace(CORE, links=(OnChipSpec(), OnChipSpec()), memory_ports=memory_ports)
-    by_turns = adds_by_turns([core] * num_devices)
     programs = [
-        program_of(Member.of(placement, number), elements, by_turns=by_turns)[0]
-        for number in range(num_devices)
+        program_of(Member.of(placement, number), elements)[0] for number in range(num_devices)
     ]
     cycles = predict_cluster(
         programs,
@@ -203,7 +199,6 @@ def on_chip(num_devices: int, elements: int, memory_ports: int) -> dict[str, Any
     return {
         "nodes": num_devices,
         "memory_ports": memory_ports,
-        "by_turns": by_turns,
         "bytes": 4 * elements,
         "memory_bytes_per_cycle": rate,
         "cycle_model": cycles,

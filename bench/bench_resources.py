@@ -34,9 +34,10 @@ from fpgapipe.hw.rtl.arith.threefry import Threefry
 from fpgapipe.hw.rtl.control.registers import Registers
 from fpgapipe.hw.rtl.control.sequencer import Sequencer
 from fpgapipe.hw.rtl.device import Device, narrow_reads
-from fpgapipe.hw.rtl.dma.link_dma import ReceiveEngine, SendEngine
+from fpgapipe.hw.rtl.dma.link_dma import ReceiveEngine, SendEngine, reaches_scratchpad
 from fpgapipe.hw.rtl.dma.load import LoadEngine
-from fpgapipe.hw.rtl.dma.scratchpad import Scratchpad, ScratchpadPorts
+from fpgapipe.hw.rtl.dma.scratchpad import ReadPort, Scratchpad, ScratchpadPorts, WritePort
+from fpgapipe.hw.rtl.dma.shared_ports import SharedPort
 from fpgapipe.hw.rtl.dma.store import StoreEngine
 from fpgapipe.hw.rtl.gemm.address import AddressGenerator
 from fpgapipe.hw.rtl.gemm.datapath import GemmDatapath
@@ -321,6 +322,7 @@ def blocks(spec: CoreSpec) -> dict[str, Block]:
                 *("scratchpad", "load_engine", "store_engine", "sequencer", "registers"),
                 *("top.arbiter", "top.writes", "send_engine", "receive_engine"),
                 *("top.read_interleaver", "top.write_interleaver"),
+                *("top.shared_read", "top.shared_write"),
                 *(f"link_engine{number}" for number in range(links)),
                 *(f"top.clock{number}" for number in range(links)),
             ),
@@ -361,6 +363,12 @@ def link_blocks(spec: CoreSpec) -> dict[str, Block]:
             1, f"{spec.bus_bytes}_{links}", lambda: WriteArbiter(1 + links, spec.bus_bytes)
         ),
     }
+    if reaches_scratchpad(spec):
+        bits = spec.scratchpad.address_bits
+        for port in (ReadPort(bits), WritePort(bits)):
+            found[f"shared {type(port).__name__}"] = Block(
+                1, f"{bits}_{links}", partial(SharedPort, port, 1 + links)
+            )
     for link in set(spec.links):
         slots = "_".join(map(str, link.slots))
         key = f"{link.phy_bytes}_{link.frame_words}_{slots}"

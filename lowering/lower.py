@@ -28,7 +28,7 @@ from fpgapipe.lowering.shards import exchange_units, halo_unit, norm_unit  # noq
 from fpgapipe.lowering.shards.local_network import stage_network
 from fpgapipe.lowering.shards.rebatched import rebatched
 from fpgapipe.lowering.shards.stages import Stages
-from fpgapipe.lowering.sums.all_reduce import Member, adds_by_turns
+from fpgapipe.lowering.sums.all_reduce import Member
 from fpgapipe.lowering.sums.tied_weights import check_untied, ties_of
 from fpgapipe.lowering.units.network_units import units_of
 from fpgapipe.lowering.units.step_options import StepOptions
@@ -246,9 +246,7 @@ class Lowering:
             )
             return LateStepBuilder(*more, count, copies, all_copies.count)
         concurrent = [self.steps[task] for task in own] if self.steps else None
-        group = self.cores[division.first[index] :][:size]
-        share = replace(found.share, by_turns=adds_by_turns(group))
-        return StepBuilder(*more, concurrent, num_microbatches=count, share=share)
+        return StepBuilder(*more, concurrent, num_microbatches=count, share=found.share)
 
 
 def network_of_device(

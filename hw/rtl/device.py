@@ -13,9 +13,10 @@ from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec
 from fpgapipe.hw.hls_models.spec.link import LinkState
 from fpgapipe.hw.rtl.control.registers import Registers
 from fpgapipe.hw.rtl.control.sequencer import Sequencer
-from fpgapipe.hw.rtl.dma.link_dma import ReceiveEngine, SendEngine
+from fpgapipe.hw.rtl.dma.link_dma import ReceiveEngine, SendEngine, reaches_scratchpad
 from fpgapipe.hw.rtl.dma.load import LoadEngine
 from fpgapipe.hw.rtl.dma.scratchpad import Scratchpad, ScratchpadPorts
+from fpgapipe.hw.rtl.dma.shared_ports import SharedPort
 from fpgapipe.hw.rtl.dma.store import StoreEngine
 from fpgapipe.hw.rtl.gemm.gemm_engine import GemmEngine
 from fpgapipe.hw.rtl.lib.axi import ReadArbiter, WriteArbiter, connect_flat, flat_members
@@ -215,8 +216,23 @@ class Device(wiring.Component):
         # The ports of GEMM engines have priority over those of the vector engine, and both over
         # loads and stores: an engine that waits for an operand or for a result to be written stalls
         # its array or its lanes.
-        wiring.connect(m, load.write, scratchpad.writes[num_writes - 1])
-        wiring.connect(m, store.read, scratchpad.reads[num_reads - 1])
+        links = [(SendEngine(spec), ReceiveEngine(spec)) for _ in spec.links]
+        readers, writers = [store.read], [load.write]
+        if reaches_scratchpad(spec):
+            readers += [send.read for send, _ in links]
+            writers += [receive.write for _, receive in links]
+        for name, engines_of, port in (
+            ("read", readers, scratchpad.reads[num_reads - 1]),
+            ("write", writers, scratchpad.writes[num_writes - 1]),
+        ):
+            if len(engines_of) == 1:
+                wiring.connect(m, engines_of[0], port)
+                continue
+            shared = SharedPort(port.signature.flip(), len(engines_of))
+            m.submodules[f"shared_{name}"] = in_core(shared)
+            wiring.connect(m, shared.o, port)
+            for engine, own in zip(engines_of, shared.engines, strict=True):
+                wiring.connect(m, engine, own)
         wiring.connect(m, sequencer.load, load.i)
         wiring.connect(m, sequencer.store, store.i)
         for name, engine in (("load", load), ("store", store)):
@@ -280,7 +296,7 @@ class Device(wiring.Component):
                 "vector_wait_result": vector.wait_result,
                 "vector_vectors": vector.fed,
             }
-        events |= self._add_links(m, sequencer)
+        events |= self._add_links(m, sequencer, links)
         # Events of what an error or an abort left in the engines belong to no program.
         counts = Signal()
         m.d.comb += [
@@ -313,19 +329,18 @@ class Device(wiring.Component):
             wiring.connect(m, self._bus[1], write.i)
         return m
 
-    def _add_links(self, m, sequencer):
+    def _add_links(self, m, sequencer, engines):
         """Add the links and their engines; return the events that count while a program runs."""
         spec, registers = self.spec, self._registers
         queues = SequencerSpec.of(spec).queues
         in_device, in_core = DomainRenamer("device"), DomainRenamer("core")
         events: dict[str, Any] = {}
-        for number, link in enumerate(spec.links):
+        for number, (link, (send, receive)) in enumerate(zip(spec.links, engines, strict=True)):
             # Ends with equal specs share a module. They are not in the core's domain, so words that
             # are under way survive the start of a program.
             name = f"link_engine{spec.links.index(link)}"
             engine = engine_class(link)(link)
             m.submodules[f"link{number}"] = in_device(own_module(engine, name))
-            send, receive = SendEngine(spec), ReceiveEngine(spec)
             m.submodules[f"send{number}"] = in_core(own_module(send, "send_engine"))
             m.submodules[f"receive{number}"] = in_core(own_module(receive, "receive_engine"))
             for sender, channel in zip(send.o, engine.i, strict=True):

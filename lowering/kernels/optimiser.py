@@ -271,19 +271,6 @@ def accumulate(name: str, total: Tensor, gradient: Tensor, region: Region) -> Ve
     return flat_kernel(name, sources, {"sum": total}, [step], region)
 
 
-def add_up(name: str, summands: Sequence[Tensor], total: Tensor, region: Region) -> VectorKernel:
-    """Compute the sum of two tensors or more, in their order, which may replace one of them."""
-    names = [f"summand{number}" for number in range(len(summands))]
-    results = [*["work"] * (len(names) - 2), "sum"]
-    steps = [
-        FlatStep(x, result, y, {"addend": Addend.Y})
-        for x, y, result in zip([names[0], *results], names[1:], results, strict=False)
-    ]
-    temporaries = {"work": FP32} if len(names) > 2 else None
-    sources = dict(zip(names, summands, strict=True))
-    return flat_kernel(name, sources, {"sum": total}, steps, region, temporaries)
-
-
 def _prepared(
     scale: Constant, weight_decay: Constant | None, clip: Tensor | None
 ) -> tuple[list[FlatStep], str]:

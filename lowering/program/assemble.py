@@ -36,6 +36,7 @@ from fpgapipe.lowering.memory.placed import Placed
 from fpgapipe.lowering.program import order
 from fpgapipe.lowering.program.group import Groups
 from fpgapipe.lowering.program.hazards import is_long, new_table, waits_of
+from fpgapipe.lowering.sums.on_chip_sum import OnChipSum
 from fpgapipe.lowering.tiling.kernel import Kernel, Region, Track, VectorKernel
 from fpgapipe.two_speeds import run
 
@@ -215,7 +216,7 @@ def _kernels_before(kernels: Sequence[Kernel]) -> list[int | None]:
                 "another kernel took the place of a weight"
             )
         last[kernel.track] = kernel
-        region = kernel.region if isinstance(kernel, VectorKernel) else None
+        region = kernel.region if isinstance(kernel, VectorKernel | OnChipSum) else None
         known = latest.setdefault(kernel.track, {})
         found.append(
             max((at for other, at in known.items() if _overlap(region, other)), default=None)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from fpgapipe.lowering.kernels.cast import cast
 from fpgapipe.lowering.memory.placed import Placed
 from fpgapipe.lowering.program.device_program import SUM
 from fpgapipe.lowering.program.share import Summed
@@ -16,22 +15,17 @@ from fpgapipe.lowering.sums.all_reduce import (
     chunks_of,
     passed_on,
 )
+from fpgapipe.lowering.sums.on_chip_sum import adds_on_chip
 from fpgapipe.lowering.tiling.kernel import Tensor
 from fpgapipe.lowering.units.step_options import GRADIENTS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Sequence
 
+    from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec
     from fpgapipe.lowering.program.arenas import Arenas
     from fpgapipe.lowering.program.share import Share
-    from fpgapipe.lowering.tiling.kernel import Kernel, Region
-
-HELD = 7 / 8
-"""Share of the sums that a node between two others passes on before its weights are updated.
-
-Less delays the nodes at the ends (10 % of a mini-batch of digits-cnn with 32x64 cells, where the
-update begins with the first sum); with all, the update keeps the others waiting by up to 4 %.
-"""
+    from fpgapipe.lowering.tiling.kernel import Kernel, Region, Tensor
 
 
 class GradientSum:
@@ -46,6 +40,9 @@ class GradientSum:
     share : Share
     arenas : Arenas
         Where the gradients lie.
+    core : CoreSpec
+    region : Region
+        Part of the scratchpad for the additions.
 
     Attributes
     ----------
@@ -53,8 +50,8 @@ class GradientSum:
         Tensors that need a place in memory besides the gradients.
     """
 
-    def __init__(self, share: Share, arenas: Arenas) -> None:
-        self._share = share
+    def __init__(self, share: Share, arenas: Arenas, core: CoreSpec, region: Region) -> None:
+        self._share, self._region = share, region
         member = share.member
         count = member.num_devices
         size = share.group_size
@@ -71,8 +68,7 @@ class GradientSum:
         begin = 0
         for number, (team, tensors) in enumerate(sums):
             elements = arenas.elements_of(tensors)
-            by_turns = share.by_turns and not number  # what all devices have
-            chunks = chunks_of(f"{GRADIENTS}.sum{number}", elements, by_turns=by_turns)
+            chunks = chunks_of(f"{GRADIENTS}.sum{number}", elements)
             self._sums.append((team, chunks))
             if member.index in team.keepers:
                 at = begin
@@ -80,19 +76,19 @@ class GradientSum:
                     self._places.append((chunk, at))
                     at += chunk.size_bytes
                 begin = at
-        chunks = [chunk for _, each in self._sums for chunk in each]
+        self._chunks = chunks = [chunk for _, each in self._sums for chunk in each]
         self._coming = buffers_of(f"{GRADIENTS}.coming", chunks)
         self._passing = buffers_of(f"{GRADIENTS}.passing", chunks)
         self.received: list[Tensor] = []
         filled = [team for team, each in self._sums if each]
-        turns = share.by_turns and bool(self._sums[0][1])
-        if turns or any(team.receives(member.index) for team in filled):
+        self._on_chip = adds_on_chip(core, region, chunks)
+        if any(team.needs_buffers(member.index, on_chip=self._on_chip) for team in filled):
             self.received += dict.fromkeys(self._coming)
-        if (turns and count > 2) or any(team.passes_on(member.index) for team in filled):
+        if any(team.passes_on(member.index) for team in filled):
             self.received += dict.fromkeys(self._passing)
 
     def kernels(
-        self, averages: Iterable[Tensor], region: Region, *, few: bool = False
+        self, averages: Iterable[Tensor], *, few: bool = False
     ) -> tuple[list[Kernel], list[tuple[Kernel, int]]]:
         """Kernels in an order that the program must keep.
 
@@ -103,8 +99,6 @@ class GradientSum:
         ----------
         averages : iterable of Tensor
             Running averages that devices have in common, in an order that is the same on all.
-        region : Region
-            Part of the scratchpad for the additions.
         few : bool
             Whether to leave out the kernels of most chunks, if only the memory that the program
             needs is asked for.
@@ -113,30 +107,31 @@ class GradientSum:
         -------
         kernels : list of Kernel
         left_out : list of (Kernel, int)
-            Kernels like those that are left out, and how many there are of each.
+            Kernels, and how often each is added for those that are left out, or taken away.
         """
         share, member = self._share, self._share.member
         found: list[Kernel] = []
         left_out: list[tuple[Kernel, int]] = []
         done = 0
-        for place, (team, chunks) in enumerate(self._sums):
-            by_turns = share.by_turns and not place
+        for team, chunks in self._sums:
+
+            def added(numbers: Sequence[int], team: Team = team, first: int = done) -> list[Kernel]:
+                coming, passing = (
+                    [each[first + number] for number in numbers]
+                    for each in (self._coming, self._passing)
+                )
+                some = [self._chunks[first + number] for number in numbers]
+                more = {"on_chip": self._on_chip}
+                return [*all_reduce(SUM, member, some, coming, self._region, team, passing, **more)]
+
             numbers = list(range(len(chunks)))
             if few and len(chunks) > BUFFERS + 1:
                 numbers = [*range(BUFFERS), len(chunks) - 1]
                 more = len(chunks) - len(numbers)
-                alike = 2 if by_turns else 1
-                kernels = all_reduce(
-                    *(SUM, member, chunks[:alike], self._coming, region, team, self._passing),
-                    by_turns=by_turns,
-                )
-                left_out += [(kernel, -(-more // alike)) for kernel in kernels]
-            coming, passing = (
-                [each[done + number] for number in numbers]
-                for each in (self._coming, self._passing)
-            )
-            some = [chunks[number] for number in numbers]
-            found += all_reduce(SUM, member, some, coming, region, team, passing, by_turns=by_turns)
+                # Two chunks take as much more than one as each further chunk.
+                left_out += [(kernel, more) for kernel in added([0, 1])]
+                left_out += [(kernel, -more) for kernel in added([0])]
+            found += added(numbers)
             done += len(chunks)
         for number, tensor in enumerate(averages):
             ways = [(0, member.num_devices - 1, tensor)]
@@ -148,22 +143,7 @@ class GradientSum:
                 ]
             for source, target, each in ways:
                 found += passed_on(SUM, member, number, each, source, target)
-        return [*found, *self._until_most_are_passed_on(region)], left_out
-
-    def _until_most_are_passed_on(self, region: Region) -> Iterator[Kernel]:
-        """A kernel behind which the update of a node between two others begins.
-
-        By turns, that node adds nothing up. Its update would begin with the first sum, and take the
-        memory through which all further sums go to the ends. The kernel reads a sum that comes
-        late (`HELD`), for which all loads behind it wait.
-        """
-        member, chunks = self._share.member, self._sums[0][1]
-        if self._share.by_turns and chunks and not (member.is_first or member.is_last):
-            late, buffer = (
-                Tensor(each.name, (1,))
-                for each in (chunks[int(HELD * len(chunks))], self._coming[0])
-            )
-            yield cast(f"{SUM}.held", late, buffer, region)
+        return found, left_out
 
     def foreign(self, averages: Sequence[Tensor]) -> list[Tensor]:
         """Tensors for running averages of other parts, which go through this device."""

@@ -46,8 +46,6 @@ class Share:
         Parameters of which each device of a group has a part: the sizes of the parts.
     axes : mapping of str to int
         Axis along which these are cut, if it is not the first.
-    by_turns : bool
-        Whether the devices add up what all have by turns (`all_reduce.adds_by_turns`).
     """
 
     member: Member = field(default_factory=lambda: Member(0, 1))
@@ -56,7 +54,6 @@ class Share:
     same: frozenset[str] = frozenset()
     parts: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     axes: Mapping[str, int] = field(default_factory=dict)
-    by_turns: bool = False
 
     @property
     def group_size(self) -> int:

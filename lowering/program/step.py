@@ -329,13 +329,13 @@ class StepBuilder(StepTensors):
         """Add up the gradients of weights that several stages have."""
         for tie in self.part.ties:
             self._keep_order()
-            kernels, received = tied_sums(tie, self._member, self.region, self.view)
+            kernels, received = tied_sums(tie, self._member, self.core, self.region, self.view)
             self._parts |= {self.declare(each).name for each in received}
             self._take(LoweredKernel(kernel, layer=SUM) for kernel in kernels)
 
     def _sum_over_devices(self) -> None:
         """Add up the gradients that devices have of different samples."""
-        self._sum = GradientSum(self._share, self._arenas)
+        self._sum = GradientSum(self._share, self._arenas, self.core, self.region)
         written = {name for each in self.lowered for name in each.kernel.writes}
         averages = [
             each.tensor
@@ -345,7 +345,7 @@ class StepBuilder(StepTensors):
         received = [*self._sum.received, *self._sum.foreign(averages)]
         self._parts |= {self.declare(each).name for each in received}
         self._keep_order()
-        kernels, self._more = self._sum.kernels(averages, self.region, few=self._more is not None)
+        kernels, self._more = self._sum.kernels(averages, few=self._more is not None)
         self._take(LoweredKernel(kernel, layer=SUM) for kernel in kernels)
 
     def _keep_order(self) -> None:

@@ -8,8 +8,8 @@ order of one device that does all of them.
 
 A tensor that only some devices have is added up by these; the devices between them pass it on.
 
-Two or three nodes of a board send all values of a chunk to one end of their chain, by turns, which
-adds them up in the same order (`adds_by_turns`).
+Where words pass the links in one part, a device adds up in its scratchpad (`on_chip_sum`), and sums
+pass through memory only on their way back.
 
 Chunks follow one another, and the two directions of a link are independent. So every wire carries
 each element once, and the whole takes about as long as one transfer of the tensor, for any number
@@ -25,16 +25,15 @@ from typing import TYPE_CHECKING
 
 from fpgapipe.hw.hls_models.isa.instructions import WORD_BYTES, Opcode
 from fpgapipe.hw.hls_models.spec.link import Channel
-from fpgapipe.hw.hls_models.spec.on_chip import OnChipSpec
-from fpgapipe.lowering.kernels.optimiser import accumulate, add_up
+from fpgapipe.lowering.kernels.optimiser import accumulate
 from fpgapipe.lowering.memory.placed import page
+from fpgapipe.lowering.sums.on_chip_sum import OnChipSum
 from fpgapipe.lowering.sums.transfers import TransferKernel
 from fpgapipe.lowering.tiling.kernel import Tensor
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec
     from fpgapipe.lowering.placement import Placement
     from fpgapipe.lowering.tiling.kernel import Kernel, Region
 
@@ -49,20 +48,11 @@ MANY_CHUNKS = 512
 LAG = 3
 """Chunks by which sums come back later for each device behind, in a device's order of kernels."""
 
-TURN_LAG = 5
-"""Chunks by which sums come back later for each link, where the ends add up by turns.
-
-It is odd, so that a step has values in one direction and sums in the other. With 3, the sum over
-three nodes of a U280 takes 5 % longer, with 4 25 %, and as long with 7."""
-
 BUFFERS = 16
 """Buffers for chunks that come from the device before: as many as its queue has SENDs."""
 
 REGIONS = 4
 """Parts of the scratchpad that additions use in turn, so that none waits for the one before it."""
-
-BY_TURNS = 3
-"""Largest number of nodes of a board that add up chunks at either end of their chain by turns."""
 
 ADDITION_BYTES = 1 << 15
 """Most bytes of scratchpad of an addition of chunks above the least: it adds pieces of 4 KB, and
@@ -126,18 +116,19 @@ class Team:
         """Whether a sum of the devices before comes to a device."""
         return self.adders[0] < index <= self.adders[-1]
 
+    def needs_buffers(self, index: int, *, on_chip: bool) -> bool:
+        """Whether the sum of the devices before comes into a device's memory."""
+        return self.receives(index) and not (on_chip and index in self.adders)
+
     def passes_on(self, index: int) -> bool:
         """Whether the whole sum goes through a device that does not keep it."""
         return self.keepers[0] < index < self.adders[-1] and index not in self.keepers
 
 
-def chunks_of(name: str, elements: int, *, by_turns: bool = False) -> list[Tensor]:
-    """The chunks of an FP32 tensor, in the order of its elements.
-
-    The ends of a chain that add up by turns take the smallest: larger ones wait for each other.
-    """
+def chunks_of(name: str, elements: int) -> list[Tensor]:
+    """The chunks of an FP32 tensor, in the order of its elements."""
     least, most = CHUNK_BYTES
-    size = least // 4 if by_turns else min(max(page(4 * elements // MANY_CHUNKS), least), most) // 4
+    size = min(max(page(4 * elements // MANY_CHUNKS), least), most) // 4
     return [
         Tensor(f"{name}[{first}:]", (min(size, elements - first),))
         for first in range(0, elements, size)
@@ -160,16 +151,14 @@ def all_reduce(
     team: Team | None = None,
     passing: Sequence[Tensor] = (),
     *,
-    by_turns: bool = False,
+    on_chip: bool = False,
 ) -> Iterator[Kernel]:
     """Yield a device's kernels, after which its chunks have the sums over all devices.
 
     The program must keep their order. A device sends the sum of chunk ``c`` back right after it has
     passed on chunk ``c + lag``, and the lag, which covers the time in between, falls from device to
     device down to 0. So a kernel waits for none, on whatever device, that its own device has to
-    wait for: even if all queues are full, the first chunk that is not done can go on. By turns, all
-    that goes over a link in one direction has the same order at both of its ends, step by step, and
-    depends on earlier steps, or on what comes from further away in the same one.
+    wait for: even if all queues are full, the first chunk that is not done can go on.
 
     Parameters
     ----------
@@ -184,105 +173,49 @@ def all_reduce(
     team : Team, optional
         The devices that add up the tensor; all of the chain if left out.
     passing : sequence of Tensor, optional
-        Result of `buffers_of`, for sums that go through a device which does not keep them, and for
-        values of a third node.
-    by_turns : bool
-        Whether the two ends of the chain add up chunks by turns (`adds_by_turns`).
+        Result of `buffers_of`, for sums that go through a device which does not keep them.
+    on_chip : bool
+        Whether sums are added up in the scratchpad (`adds_on_chip`), and need no `coming`.
     """
     team = team or Team.every(member.num_devices)
     regions = _regions(region, chunks)
-    if by_turns:
-        for number in range(len(chunks) + TURN_LAG * (member.num_devices - 1)):
-            if number < len(chunks):
-                among = regions[number % len(regions)]
-                yield from _given(name, member, number, chunks[number], coming, passing, among)
-            yield from _given_back(name, member, number, chunks)
-        return
     lag = LAG * max(team.adders[-1] - member.index, 0)
     keeps = member.index in team.keepers
-    for number in range(len(chunks) + lag):
+    back: list[tuple[TransferKernel, ...]] = [()] * lag
+    for number, chunk in enumerate(chunks):
+        tensor = chunk if keeps else _buffer(passing, number, chunk)
+        ways = passed_on(name, member, number, tensor, team.adders[-1], team.keepers[0])
+        back.append(tuple(ways))
+    if on_chip and chunks and team.receives(member.index) and member.index in team.adders:
+        yield _added_on_chip(name, member, team, chunks, back, region)
+        return
+    for number, others in enumerate(back):
         if number < len(chunks):
             own, among = chunks[number], regions[number % len(regions)]
             yield from _gathered(name, member, team, number, own, coming, among)
-        if number >= lag:
-            back = number - lag
-            tensor = chunks[back] if keeps else _buffer(passing, back, chunks[back])
-            yield from passed_on(name, member, back, tensor, team.adders[-1], team.keepers[0])
+        yield from others
 
 
-def adds_by_turns(cores: Sequence[CoreSpec]) -> bool:
-    """Whether devices with these cores add up chunks at either end of their chain by turns.
-
-    A node between two others passes a running sum on through its memory seven times. By turns, two
-    or three nodes do with three and a half and five passes each, and the memory binds. Three send
-    half as many bytes again over each link, which only links within a board carry.
-    """
-    links = [link for core in cores for link in core.links]
-    return 1 < len(cores) <= BY_TURNS and all(isinstance(link, OnChipSpec) for link in links)
-
-
-def _end(member: Member, number: int) -> int:
-    """The device that adds up a chunk by turns."""
-    return 0 if number % 2 else member.num_devices - 1
-
-
-def _given(
+def _added_on_chip(
     name: str,
     member: Member,
-    number: int,
-    own: Tensor,
-    coming: Sequence[Tensor],
-    passing: Sequence[Tensor],
+    team: Team,
+    chunks: Sequence[Tensor],
+    back: Sequence[tuple[TransferKernel, ...]],
     region: Region,
-) -> Iterator[Kernel]:
-    """Send a chunk's values, and those that come, to the end that adds them up in their order."""
-    end, index, count = _end(member, number), member.index, member.num_devices
-    towards, behind = member.after, member.before
-    if end < index:
-        towards, behind = behind, towards
-    away = range(index + 1, count) if end < index else range(index - 1, -1, -1)
-    if index != end:
-        yield _moved(name, Opcode.SEND, towards, Channel.ACTIVATIONS, own, number)
-        for _ in away:
-            came = _buffer(coming, number, own)
-            yield _moved(name, Opcode.RECEIVE, behind, Channel.ACTIVATIONS, came, number)
-            yield _moved(name, Opcode.SEND, towards, Channel.ACTIVATIONS, came, number)
-        return
-    values = {index: own}
-    nearest_first = range(1, count) if index == 0 else range(count - 2, -1, -1)
-    for other, buffers in zip(nearest_first, (coming, passing), strict=False):
-        values[other] = _buffer(buffers, number, own)
-        link = member.after if index == 0 else member.before
-        yield _moved(name, Opcode.RECEIVE, link, Channel.ACTIVATIONS, values[other], number)
-    summands = [values[each] for each in sorted(values)]
-    yield add_up(f"{name}.add", summands, own, region)
-
-
-def _given_back(name: str, member: Member, step: int, chunks: Sequence[Tensor]) -> Iterator[Kernel]:
-    """Pass whole sums on, from the ends that have added them up to all others.
-
-    A sum goes over a link in the same step at both of its ends, between the same values, since they
-    share the link's direction.
-    """
-    for end in (0, member.num_devices - 1):
-        away = abs(member.index - end)
-        towards, onwards = member.before, member.after
-        if end > member.index or end == member.index != 0:
-            towards, onwards = onwards, towards
-        for hops, opcode, link in (
-            (away, Opcode.RECEIVE, towards),
-            (away + 1, Opcode.SEND, onwards),
-        ):
-            number = step - TURN_LAG * hops
-            is_way = 0 < hops < member.num_devices
-            if is_way and 0 <= number < len(chunks) and _end(member, number) == end:
-                yield _moved(name, opcode, link, Channel.GRADIENTS, chunks[number], number)
-
-
-def _moved(
-    name: str, opcode: Opcode, link: int, channel: Channel, tensor: Tensor, number: int
-) -> TransferKernel:
-    return TransferKernel(f"{name}.{opcode.name.lower()}", opcode, link, channel, tensor, number, 1)
+) -> OnChipSum:
+    """Add up in the scratchpad what comes from the devices before, and send it to the next one."""
+    comes, goes = (
+        tuple(
+            transfer(name, opcode, member, link, chunk, number)
+            for number, chunk in enumerate(chunks)
+        )
+        for opcode, link in ((Opcode.RECEIVE, member.before), (Opcode.SEND, member.after))
+    )
+    is_last = member.index == team.adders[-1]
+    return OnChipSum(
+        f"{name}.add", tuple(chunks), comes, () if is_last else goes, tuple(back), region
+    )
 
 
 def _buffer(buffers: Sequence[Tensor], number: int, chunk: Tensor) -> Tensor:
@@ -323,7 +256,7 @@ def _gathered(
 
 def passed_on(
     name: str, member: Member, number: int, tensor: Tensor, source: int, target: int
-) -> Iterator[Kernel]:
+) -> Iterator[TransferKernel]:
     """Yield the kernels by which a tensor goes through the chain from one device to another.
 
     Parameters
@@ -367,4 +300,4 @@ def transfer(
     """
     to_next = (opcode is Opcode.SEND) == (link == member.after)
     channel = Channel.ACTIVATIONS if to_next else Channel.GRADIENTS
-    return _moved(name, opcode, link, channel, tensor, number)
+    return TransferKernel(f"{name}.{opcode.name.lower()}", opcode, link, channel, tensor, number, 1)

@@ -13,11 +13,13 @@ from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING
 
 from fpgapipe.lowering.sums.all_reduce import Member, Team, all_reduce, buffers_of, chunks_of
+from fpgapipe.lowering.sums.on_chip_sum import adds_on_chip
 from fpgapipe.lowering.tiling.kernel import Tensor
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Sequence
 
+    from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec
     from fpgapipe.lowering.tiling.kernel import Kernel, Region
     from fpgapipe.network.graph import Graph, Layer, Parameter
 
@@ -121,6 +123,7 @@ def check_untied(ties: Sequence[Tie], what: str) -> None:
 def tied_sums(
     tie: Tie,
     member: Member,
+    core: CoreSpec,
     region: Region,
     part_of: Callable[[Tensor, int, tuple[int, ...]], Tensor],
 ) -> tuple[list[Kernel], list[Tensor]]:
@@ -131,6 +134,7 @@ def tied_sums(
     tie : Tie
     member : Member
         The device's place in the chain.
+    core : CoreSpec
     region : Region
         Part of the scratchpad for the additions.
     part_of : callable
@@ -149,13 +153,15 @@ def tied_sums(
     coming = buffers_of(f"{tie.parameter}.{NAME}", chunks)
     passing = buffers_of(f"{tie.parameter}.{NAME} back", chunks)
     received: list[Tensor] = []
-    if team.receives(member.index):
+    on_chip = adds_on_chip(core, region, chunks)
+    if team.needs_buffers(member.index, on_chip=on_chip):
         received += dict.fromkeys(coming)
     if team.passes_on(member.index):
         received += dict.fromkeys(passing)
     if member.index in team.keepers:
         chunks = list(_parts(Tensor(f"{tie.parameter}.gradient", (tie.elements,)), chunks, part_of))
-    return list(all_reduce(NAME, member, chunks, coming, region, team, passing)), received
+    kernels = all_reduce(NAME, member, chunks, coming, region, team, passing, on_chip=on_chip)
+    return list(kernels), received
 
 
 def _parts(

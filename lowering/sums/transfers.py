@@ -63,6 +63,11 @@ class TransferKernel:
         return Track(first + 2 * self.link)
 
     @property
+    def first_tag(self) -> int:
+        """Tag of the packet of the first part."""
+        return self.stream << _PART_BITS
+
+    @property
     def reads(self) -> frozenset[str]:
         """Name of the tensor if it is sent."""
         return frozenset((self.tensor.name,) if self.opcode is Opcode.SEND else ())
@@ -85,7 +90,7 @@ class TransferKernel:
                     begin + first,
                     min(part_bytes, size - first),
                     channel=self.channel,
-                    stream=self.stream << _PART_BITS | number,
+                    stream=self.first_tag | number,
                 ),
             )
             for number, first in enumerate(range(0, size, part_bytes))

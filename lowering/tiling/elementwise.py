@@ -134,7 +134,7 @@ def flat_kernel(
         pieces.append(
             Piece(
                 loads=(*once, *loads),
-                steps=tuple(_flat_step(step, formats, first, count) for step in steps),
+                steps=tuple(flat_step(step, formats, first, count) for step in steps),
                 stores=tuple(Move(flat_tile(t, first, count), n) for n, t in targets.items()),
             )
         )
@@ -143,9 +143,8 @@ def flat_kernel(
     return VectorKernel(name, buffers, tuple(pieces), region)
 
 
-def _flat_step(
-    step: FlatStep, formats: Mapping[str, ElementFormat], first: int, count: int
-) -> Step:
+def flat_step(step: FlatStep, formats: Mapping[str, ElementFormat], first: int, count: int) -> Step:
+    """The instruction for `count` elements from the first on, in buffers of their own."""
     settings = dict(step.settings)
     if isinstance(settings.get("test"), Random):
         # Random numbers belong to elements, independently of the division into pieces.

@@ -145,7 +145,7 @@ class Semaphore(IntEnum):
     STORED1 = 18
 
 
-_FREE = (int(Semaphore.FREE), int(Semaphore.FREE1))
+FREE = (int(Semaphore.FREE), int(Semaphore.FREE1))
 _STORED = (int(Semaphore.STORED), int(Semaphore.STORED1))
 """Semaphore of each lane."""
 
@@ -343,7 +343,7 @@ class VectorKernel:
     def _template(self) -> "_VectorTemplate":
         buffer_count = self.buffer_count
         places = [self._places(copy) for copy in range(buffer_count)]
-        free, stored = _FREE[self.region.lane], _STORED[self.region.lane]
+        free, stored = FREE[self.region.lane], _STORED[self.region.lane]
         program: list[Instruction] = []
         tensors: list[str | None] = []
         ahead: list[int] = []
@@ -400,7 +400,7 @@ class VectorKernel:
                         signal += [free] * (ends or (later <= last and has_loads[later]))
                     key = id(step), index % buffer_count, tuple(wait), tuple(signal)
                     if key not in made:
-                        made[key] = _vector(step, place, *key[2:])
+                        made[key] = vector_instruction(step, place, *key[2:])
                     program.append(made[key])
                     tensors.append(None)
                     ahead.append(0)
@@ -469,9 +469,10 @@ def room_of(buffers: Mapping[str, Buffer], buffer_count: int = 2) -> int:
     )
 
 
-def _vector(
+def vector_instruction(
     step: Step, places: Mapping[str, int], wait: tuple[int, ...], signal: tuple[int, ...]
 ) -> Instruction:
+    """The instruction of a step with its buffers at the given bytes, and its semaphores."""
     op = step.op
     y = coefficients = 0
     if op.y is not None:

@@ -13,11 +13,11 @@ from fpgapipe.lowering.program.assemble import assemble
 from fpgapipe.lowering.program.lanes import lanes_of
 from fpgapipe.lowering.sums.all_reduce import (
     Member,
-    adds_by_turns,
     all_reduce,
     buffers_of,
     chunks_of,
 )
+from fpgapipe.lowering.sums.on_chip_sum import adds_on_chip
 from fpgapipe.lowering.tiling.kernel import Tensor
 from fpgapipe.partition.pricing.plan_cores import memory_specs, wire_timings
 from fpgapipe.partition.pricing.price_cache import remembered
@@ -71,8 +71,7 @@ def all_reduce_cycles(
     """
     if len(cores) < 2 or not elements:
         return 0
-    by_turns = adds_by_turns(cores)
-    sizes = [chunk.elements for chunk in chunks_of(NAME, elements, by_turns=by_turns)]
+    sizes = [chunk.elements for chunk in chunks_of(NAME, elements)]
     if len(cores) <= MANY_DEVICES or any(len(set(each)) > 1 for each in (cores, memories, wires)):
         return round(_cycles(sizes, cores, memories, wires))
     whole, half = (
@@ -108,10 +107,8 @@ def _cycles(
 
     def find() -> int:
         placement = Placement.chain(len(cores))
-        by_turns = adds_by_turns(cores)
         programs = [
-            _program(Member.of(placement, number), sizes, core, by_turns=by_turns)
-            for number, core in enumerate(cores)
+            _program(Member.of(placement, number), sizes, core) for number, core in enumerate(cores)
         ]
         found = predict_cluster(programs, cores, placement.wires, memories=memories, wires=wires)
         return found.cycles
@@ -119,20 +116,20 @@ def _cycles(
     return float(remembered(question, find))
 
 
-def _program(member: Member, sizes: Sequence[int], core: CoreSpec, *, by_turns: bool) -> Program:
+def _program(member: Member, sizes: Sequence[int], core: CoreSpec) -> Program:
     """The program of a device that does nothing else; its values lie at the beginning."""
     chunks = [Tensor(f"{NAME}{number}", (size,)) for number, size in enumerate(sizes)]
-    coming, passing = (buffers_of(f"{NAME}.{way}", chunks) for way in ("coming", "passing"))
+    coming = buffers_of(f"{NAME}.coming", chunks)
     region = lanes_of(core.scratchpad, 1)[0].vectors
     places = {}
     at = 0
     for chunk in chunks:
         places[chunk.name] = Placed(at, at + chunk.size_bytes)
         at += chunk.size_bytes
-    for buffer in dict.fromkeys((*coming, *passing) if by_turns else coming):
+    for buffer in dict.fromkeys(coming):
         at = page(at)
         places[buffer.name] = Placed(at, at + buffer.size_bytes)
         at += buffer.size_bytes
-    ways = passing if by_turns else ()
-    kernels = all_reduce(NAME, member, chunks, coming, region, passing=ways, by_turns=by_turns)
+    on_chip = adds_on_chip(core, region, chunks)
+    kernels = all_reduce(NAME, member, chunks, coming, region, on_chip=on_chip)
     return assemble(list(kernels), places).instructions

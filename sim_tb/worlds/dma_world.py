@@ -63,6 +63,7 @@ class Scratchpad:
         self._pauses = Pauses(rng), Pauses(rng)
         self._coming: deque[int | None] = deque([None] * READ_LATENCY)
         self._waiting: tuple[int, ...] | None = None
+        self._asked: int | None = None  # address of a read that waits
         self._task = cocotb.start_soon(self._run())
 
     def stop(self) -> None:
@@ -82,8 +83,11 @@ class Scratchpad:
                 dut.read__data.value = int.from_bytes(read, "little")
             await FallingEdge(dut.clk)
             self._coming.append(None)
-            if dut.read__valid.value and dut.read__ready.value:
-                self._coming[-1] = dut.read__address.value.to_unsigned()
+            asked = dut.read__address.value.to_unsigned() if dut.read__valid.value else None
+            assert self._asked in (None, asked), "read changed a request that was waiting"
+            self._asked = None if dut.read__ready.value else asked
+            if dut.read__ready.value:
+                self._coming[-1] = asked
             if dut.write__valid.value:
                 ports = (dut.write__address, dut.write__data, dut.write__mask)
                 word = tuple(int(port.value) for port in ports)

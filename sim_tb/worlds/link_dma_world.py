@@ -25,6 +25,9 @@ PART_BYTES = 1 << 13
 """Size of each part of the memory, bytes: the first part is sent, the second one received, and the
 third one is the target of stores."""
 
+SENT_PAD, PAD_BYTES = 1024, 1536
+"""Part of the scratchpad that is sent, bytes; one as large behind it is received."""
+
 MEMORY_BYTES = 3 * PART_BYTES
 
 FIRST_INDEX = 70_000
@@ -133,8 +136,8 @@ class Bench:
     ----------
     memory : uint8 array
         Contents that the gateware changes.
-    expected : uint8 array
-        Contents that models change.
+    expected, expected_pad : uint8 array
+        Contents of memory and scratchpad that models change.
     done : dict of list of int
         Cycles in which instructions were done, by engine.
     errors : dict of list of (int, int)
@@ -152,7 +155,7 @@ class Bench:
         values = np.random.default_rng(cocotb.RANDOM_SEED)
         self.memory: NDArray[np.uint8] = values.integers(0, 256, MEMORY_BYTES, np.uint8)
         self.scratchpad = values.integers(0, 256, self.spec.scratchpad.size_bytes, np.uint8)
-        self.expected = self.memory.copy()
+        self.expected, self.expected_pad = self.memory.copy(), self.scratchpad.copy()
         self.done: dict[str, list[int]] = {name: [] for name in self.ENGINES}
         self.errors: dict[str, list[tuple[int, int]]] = {name: [] for name in self.ENGINES}
         self._joined = joined
@@ -244,13 +247,41 @@ class Bench:
         await reset(self.dut)
 
     def compare(self) -> None:
-        """Compare every byte of memory with the model's."""
+        """Compare every byte of memory and scratchpad with the model's."""
         np.testing.assert_array_equal(self.memory, self.expected, "memory")
+        np.testing.assert_array_equal(self.scratchpad, self.expected_pad, "scratchpad")
 
 
 def there(body: dict[str, int]) -> dict[str, int]:
-    """Body of the RECEIVE for a SEND's packet: the same places in the next part of the memory."""
-    return body | {"memory": body["memory"] + PART_BYTES}
+    """Body of the RECEIVE for a SEND's packet: the same places in the next part of the memory.
+
+    Packets from the scratchpad go to memory, and the other way round, where their tags are odd.
+    """
+    at, in_scratchpad = body["memory"], body["in_scratchpad"]
+    if in_scratchpad and body["stream"] % 2:
+        return body | {"memory": ORIGIN + PART_BYTES + at, "in_scratchpad": 0}
+    return body | {"memory": at + (PAD_BYTES if in_scratchpad else PART_BYTES)}
+
+
+def pad_packets(rng: random.Random, count: int) -> list[dict[str, int]]:
+    """Draw valid packets of words in the scratchpad."""
+    drawn = []
+    for _ in range(count):
+        words = rng.choice([1, 2, rng.randint(1, PAD_BYTES // 64)])
+        first = rng.randrange(PAD_BYTES // 64 - words + 1)
+        to = {"channel": rng.randrange(NUM_CHANNELS), "stream": rng.getrandbits(32)}
+        drawn.append(packet(SENT_PAD + 64 * first, 64 * words, in_scratchpad=True, **to))
+    return drawn
+
+
+def long_pads() -> list[dict[str, int]]:
+    """Packets of words in the scratchpad that stay there, and write no word twice."""
+    at = SENT_PAD
+    return [
+        packet(at, 640, channel=1, stream=20, in_scratchpad=True),
+        packet(at + 640, 64, stream=22, in_scratchpad=True),
+        packet(at + 704, 832, channel=2, stream=24, in_scratchpad=True),
+    ]
 
 
 def special_packets() -> list[dict[str, int]]:
@@ -282,7 +313,8 @@ def random_packets(rng: random.Random, count: int) -> list[dict[str, int]]:
             channel=rng.randrange(NUM_CHANNELS),
             stream=rng.getrandbits(32),
         )
-        if first_error(body, ORIGIN, ORIGIN + PART_BYTES)[1] is ErrorCode.NONE:
+        _, code = first_error(spec_of_parameters(), body, ORIGIN, ORIGIN + PART_BYTES)
+        if code is ErrorCode.NONE:
             drawn.append(body)
     return drawn
 

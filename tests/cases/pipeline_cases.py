@@ -104,18 +104,19 @@ def run_devices(cores, memories, programs, scalars, choose):
         index, instruction = device.queues[queue].popleft()
         device.counts.subtract(instruction.wait)
         device.counts.update(instruction.signal)
-        body = instruction.body
+        body, model = instruction.body, device.model
+        spaces = model.memory, model.scratchpad
         if instruction.opcode is Opcode.SEND:
-            packet, code = link_dma.send(body, device.model.memory)
+            packet, code = link_dma.send(model.spec, body, *spaces)
             assert code is ErrorCode.NONE
             copy = link_dma.Packet(packet.stream, np.copy(packet.words))
             wire(number, queue, body["channel"]).append(copy)
         elif instruction.opcode is Opcode.RECEIVE:
             packet = wire(number, queue, body["channel"]).popleft()
-            code = link_dma.receive(device.model.spec, body, packet, device.model.memory)
+            code = link_dma.receive(model.spec, body, packet, *spaces)
             assert code is ErrorCode.NONE, f"device {number}, {instruction}: {code.name}"
         else:
-            device.model.execute(index, instruction)
+            model.execute(index, instruction)
     if all(device.ended for device in devices):
         assert not any(wires.values()), "all that is sent must be received"
         for device in devices:

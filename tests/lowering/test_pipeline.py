@@ -68,10 +68,10 @@ def left_behind(program, memory, options):
     } | {"outcome": program.outcome(memory)}
 
 
-def on_several(graph, layers, kind, choose, options=None):
+def on_several(graph, layers, kind, choose, options=None, core=CORE):
     options = options or StepOptions()
     schedule = make_schedule(kind, len(layers), COUNT)
-    cores = [CORE] * len(layers)
+    cores = [core] * len(layers)
     pipeline = build_pipeline(graph, cores, layers, schedule, options=options)
     memories = pipeline.images(initial_parameters(graph, 0))
     pipeline.set_batch(memories, *batch_of(graph))

@@ -1,5 +1,6 @@
 """Weights that layers of several stages share: one gradient, equal copies, or refused."""
 
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -43,10 +44,10 @@ def thrice(batch):
     return net.build()
 
 
-def differences(graph, layers, kind="1f1b-as", order="any"):
+def differences(graph, layers, kind="1f1b-as", order="any", core=CORE):
     """Of gradients and weights between a pipeline and one device, as shares of the gradients."""
     expected = on_one(graph)
-    pipeline, left, found = on_several(graph, layers, kind, ORDERS[order])
+    pipeline, left, found = on_several(graph, layers, kind, ORDERS[order], core=core)
     assert left == [0] * len(layers)
     loss, right = found["outcome"]
     assert (loss, right) == expected["outcome"]
@@ -75,6 +76,16 @@ def test_gradients_are_those_of_one_device(network, num_stages, kind, order):
     graph = network(SAMPLES)
     _, found = differences(graph, cut(graph, num_stages), kind, order)
     assert max(found.values()) < NEAR, found
+
+
+@pytest.mark.parametrize("network", [language, thrice])
+@pytest.mark.parametrize("order", ORDERS)
+def test_gradients_of_programs_of_two_lanes(network, order):
+    """The additions have other semaphores than the products of the second lane."""
+    graph, core = network(SAMPLES), replace(CORE, num_engines=2)
+    pipeline, found = differences(graph, cut(graph, 3), "fbp-as", order, core)
+    assert max(found.values()) < NEAR, found
+    assert any(each.body.get("in_scratchpad") for each in pipeline.parts[-1].instructions)
 
 
 def test_without_the_sum_gradients_differ(monkeypatch):

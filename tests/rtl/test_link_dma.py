@@ -22,9 +22,10 @@ from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec, ScratchpadSpec
 from fpgapipe.hw.hls_models.spec.link import LinkEngineSpec
 from fpgapipe.hw.rtl.dma import link_dma
 from fpgapipe.hw.rtl.dma.dma import TRANSFER_LAYOUT
-from fpgapipe.hw.rtl.dma.link_dma import ReceiveEngine, SendEngine
+from fpgapipe.hw.rtl.dma.link_dma import ReceiveEngine, SendEngine, reaches_scratchpad
 from fpgapipe.hw.rtl.dma.load import LoadEngine
 from fpgapipe.hw.rtl.dma.scratchpad import ReadPort, WritePort
+from fpgapipe.hw.rtl.dma.shared_ports import SharedPort
 from fpgapipe.hw.rtl.dma.store import StoreEngine
 from fpgapipe.hw.rtl.lib.axi import ReadArbiter, WriteArbiter, connect_flat, flat_members
 from fpgapipe.hw.rtl.lib.queue import issue_layout
@@ -40,6 +41,7 @@ TESTS = (
     "receives_stop_at_bad_answers",
     "sends_halt",
     "receives_halt",
+    "receives_into_scratchpad_halt",
     "links_go_down",
     "bus_never_waits_for_links",
     "take_stated_cycles",
@@ -117,8 +119,15 @@ class Engines(wiring.Component):
                 continue
             wiring.connect(m, send.o[channel], wiring.flipped(sent))
             wiring.connect(m, wiring.flipped(came), receive.i_words[channel])
-        wiring.connect(m, load.write, wiring.flipped(self.write))
-        wiring.connect(m, store.read, wiring.flipped(self.read))
+        pairs = [(self.write, load.write, "write", receive), (self.read, store.read, "read", send)]
+        for port, own, name, engine in pairs:
+            if not reaches_scratchpad(self.spec):
+                wiring.connect(m, own, wiring.flipped(port))
+                continue
+            m.submodules[f"shared_{name}"] = shared = SharedPort(port.signature, 2)
+            wiring.connect(m, own, shared.engines[0])
+            wiring.connect(m, getattr(engine, name), shared.engines[1])
+            wiring.connect(m, shared.o, wiring.flipped(port))
         wiring.connect(m, load.axi, self._reads.masters[0])
         wiring.connect(m, send.axi, self._reads.masters[1])
         wiring.connect(m, store.axi, self._writes.masters[0])
@@ -143,36 +152,39 @@ def test_packets_are_words_of_rows():
     memory = np.arange(256, dtype=np.uint8)
     body = packet(60, 8, rows=2, row_memory=70, stream=9)
     assert words_of_packet(body) == 2 + 2 - 1  # the second row lies in one word
-    sent, code = send(body, memory)
+    spec = spec_of(64, 16, 4)
+    pad = np.zeros(spec.scratchpad.size_bytes, np.uint8)
+    sent, code = send(spec, body, memory, pad)
     assert code is ErrorCode.NONE
     assert sent.stream == 9
     np.testing.assert_array_equal(sent.words.reshape(-1), [*range(128), *range(128, 192)])
-    spec = spec_of(64, 16, 4)
     into = np.zeros(256, np.uint8)
-    assert receive(spec, body, sent, into) is ErrorCode.NONE
+    assert receive(spec, body, sent, into, pad) is ErrorCode.NONE
     np.testing.assert_array_equal(np.flatnonzero(into), [*range(60, 68), *range(130, 138)])
     np.testing.assert_array_equal(into[130:138], range(130, 138))
 
 
 def test_a_wrong_packet_is_an_error():
     spec = spec_of(64, 1, 4)  # a word a burst
+    pad = np.zeros(spec.scratchpad.size_bytes, np.uint8)
     body = packet(0, 192, stream=9)
     words = np.ones((4, 64), np.uint8)
     for tag, count, written in [(8, 3, 0), (9, 2, 2), (9, 4, 2), (9, 3, 3)]:
         memory = np.zeros(256, np.uint8)
-        code = receive(spec, body, Packet(tag, words[:count]), memory)
+        code = receive(spec, body, Packet(tag, words[:count]), memory, pad)
         assert code is (ErrorCode.NONE if written == 3 else ErrorCode.LINK_STREAM)
         assert memory.sum() == 64 * written
-    assert receive(spec, body, Packet(9, words), memory, bad=range(64, 65)) is ErrorCode.AXI_WRITE
+    bad = range(64, 65)
+    assert receive(spec, body, Packet(9, words), memory, pad, bad=bad) is ErrorCode.AXI_WRITE
     for wrong, code in [
         (body | {"channel": 3}, ErrorCode.BAD_FIELD),
         (body | {"row_bytes": 0}, ErrorCode.BAD_FIELD),
         (body | {"memory": 65}, ErrorCode.MEMORY_RANGE),
     ]:
-        assert first_error(wrong, 0, 256) == (0, code)
-        assert send(wrong, memory)[1] is code
-        assert receive(spec, wrong, Packet(0, words), memory) is code
-    sent, code = send(body, memory, bad=range(130, 131))
+        assert first_error(spec, wrong, 0, 256) == (0, code)
+        assert send(spec, wrong, memory, pad)[1] is code
+        assert receive(spec, wrong, Packet(0, words), memory, pad) is code
+    sent, code = send(spec, body, memory, pad, bad=range(130, 131))
     assert (len(sent.words), code) == (2, ErrorCode.AXI_READ)
 
 
@@ -206,7 +218,7 @@ FAULTS = {
         "bus_never_waits_for_links",
     ),
     "sends on a channel that does not exist": (
-        r"\S+ \[225:224\] >= 2'h3",
+        r"\S+\[225:224\] >= 2'h3",
         "1'h0",
         "sends_stop_at_errors",
     ),
@@ -231,10 +243,27 @@ FAULTS = {
         "1'h0",
         "sends_halt",
     ),
-    "takes words after a halt": (r"halt \| error_valid(?=;)", "error_valid", "receives_halt"),
+    "takes words after a halt": (
+        r"\\halt\S* +\| (\\error_valid\S* )",
+        r"\1",
+        "receives_halt",
+    ),
     "does not see that a link is down": (r"down & \\\S+ ", "1'h0", "links_go_down"),
     "mixes up responses": (r"! o__bid", "o__bid", "bus_never_waits_for_links"),
     "mixes up the data of writers": (r"(?<=o__wdata = )r_data", "~r_data", "packets_match_model"),
+    "takes words that the scratchpad has not": (
+        r"i__payload\[258\] & good",
+        "i__payload[258]",
+        "sends_stop_at_errors",
+    ),
+    "does not end a packet of the scratchpad": (r"coming == 1'h1", "1'h0", "packets_match_model"),
+    "takes packets that are too long for the scratchpad": (
+        r"have == 1'h1",
+        "1'h1",
+        "receives_stop_at_errors",
+    ),
+    "gives words to another reader": (r"owner3\[1\]", "owner3[0]", "packets_match_model"),
+    "changes turns while a word waits": (r"waits \? kept : next", "next", "packets_match_model"),
 }
 
 

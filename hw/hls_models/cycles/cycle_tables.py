@@ -109,7 +109,7 @@ PORT = _record(
     *("first_send", "wanted", "asked", "waiting", "entering", "entered", "told"),
     *("awaited", "taken", "written"),
     *("overhead_bytes", "cuts_through", "transmit", "arrive", "freed", "heard"),
-    floats=("rate", "wire_latency", "enter_from", "wire_from", "busy", "take_from"),
+    floats=("rate", "wire_latency", "enter_from", "wire_from", "busy", "take_from", "read_from"),
     lists={"room": NUM_CHANNELS, "arrived": NUM_CHANNELS},
 )
 """One end of a link: frames that wait to be sent, and frames that came from the other end.
@@ -118,7 +118,7 @@ PORT = _record(
   each says how far a step of their processing has come.
 * `room` has, for each channel, the number of frames or words that the link can still take, and
   `arrived` that of those which have arrived. `words_room` is the room for words that are read from
-  memory.
+  memory. Words of the scratchpad are read from `read_from` on.
 * `words`, `frames` and `busy` count the traffic that this end has sent.
 * `other` is the number of the other end, or -1.
 * The fields from `cuts_through` to `heard` are those of `EndCycles`.
@@ -142,10 +142,11 @@ EVENT = _record("key", "event", "what", floats=("time",))
 
 CODE = _record(
     *("engine", "program_words", "is_end", "waits", "signals", "words", "bursts", "product"),
-    *("chunks", "task", "waiter"),
+    *("chunks", "task", "waiter", "on_chip"),
     floats=("takes", "lost", "offer", "since", "start", "end"),
 )
-"""An instruction; the semaphores that it waits for and signals are masks."""
+"""An instruction; the semaphores that it waits for and signals are masks. `on_chip` says whether it
+is a SEND or RECEIVE of words in the scratchpad."""
 
 PRODUCT = _record(
     *("stream_cycles", "last_tile_cycles", "a_late", "b_late", "a_ahead", "b_words"),
@@ -158,9 +159,9 @@ SENT = _record("index", "channel", "words", "link_words", "is_last", floats=("tr
 `trailer` is the time at which the frame has been sent."""
 
 RECEIVED = _record("index", "channel", "words", "is_last", "frame", "frees")
-"""The words of a burst of a RECEIVE. ``frame`` is the number, in its channel, of the frame that has
-the last of the words, and ``frees`` the number of frames that are taken completely with them, or
-that of words where room is counted in these."""
+"""Words of a burst of a RECEIVE, or those that it writes to the scratchpad together. ``frame`` is
+the number, in its channel, of the frame that has the last of the words, and ``frees`` the number of
+frames that are taken completely with them, or that of words where room is counted in these."""
 
 
 class State(NamedTuple):

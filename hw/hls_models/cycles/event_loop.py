@@ -49,6 +49,8 @@ from fpgapipe.hw.hls_models.cycles.event_queue import (
     smaller,
 )
 from fpgapipe.hw.hls_models.cycles.port_cycles import (
+    ON_CHIP_READ_CYCLES,
+    ON_CHIP_WRITE_CYCLES,
     burst_written,
     frame_read,
     happen_at_port,
@@ -166,6 +168,14 @@ def _start(s: State, device: int, number: int, index: int, now: float) -> float:
         return now
     if kind == LINK_RECEIVE:
         start_receive(s, engine.port, index, now)
+        return now
+    if code.on_chip:  # words that come, or go, as fast as the link
+        waits = RECEIVE_CYCLES + ON_CHIP_WRITE_CYCLES
+        if kind == SEND:
+            waits = ON_CHIP_READ_CYCLES + SEND_CYCLES
+        end_instruction(
+            s, device, index, now + waits + code.words / s.channels[engine.channel].fastest
+        )
         return now
     if kind == STORE:
         begins = now + STORE_CYCLES

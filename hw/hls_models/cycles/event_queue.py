@@ -20,9 +20,13 @@ class Event(IntEnum):
     ARRIVED = 5  # a frame has arrived completely
     FREED = 6  # the words of frames have been taken
     ROOM = 7  # a trailer reports that frames are free again
+    ON_CHIP_READ = 8  # words of a SEND have been read from the scratchpad
+    ON_CHIP_WRITTEN = 9  # words of a RECEIVE have been written to the scratchpad
 
 
-SIGNAL, LEAVE, ISSUE, DISPATCH, ENTERED, ARRIVED, FREED, ROOM = map(int, Event)
+SIGNAL, LEAVE, ISSUE, DISPATCH, ENTERED, ARRIVED, FREED, ROOM, ON_CHIP_READ, ON_CHIP_WRITTEN = map(
+    int, Event
+)
 
 _KIND_BITS = 56
 

@@ -14,7 +14,16 @@ from fpgapipe.hw.hls_models.cycles.engine_cycles import (
     SEND_CYCLES,
     end_instruction,
 )
-from fpgapipe.hw.hls_models.cycles.event_queue import ARRIVED, ENTERED, FREED, ROOM, at, larger
+from fpgapipe.hw.hls_models.cycles.event_queue import (
+    ARRIVED,
+    ENTERED,
+    FREED,
+    ON_CHIP_READ,
+    ON_CHIP_WRITTEN,
+    ROOM,
+    at,
+    larger,
+)
 from fpgapipe.hw.hls_models.isa.instructions import WORD_BYTES
 from fpgapipe.two_speeds import compilable
 
@@ -24,6 +33,12 @@ ENTER_CYCLES = 4
 WRITE_CYCLES = 6
 """Cycles from the end of the last word of a burst that a RECEIVE takes to the burst's first beat on
 the bus."""
+
+ON_CHIP_READ_CYCLES = 6
+"""Cycles from the start of a SEND of words in the scratchpad to the first of them."""
+
+ON_CHIP_WRITE_CYCLES = 1
+"""Cycles from the last word of a RECEIVE into the scratchpad to its end."""
 
 _PORTS = 1 << 16
 """Ports that an event can name beside a channel and a number of frames."""
@@ -48,14 +63,26 @@ def _enter(s: State, port: int, now: float) -> None:
 
 @compilable
 def _ask_sends(s: State, port: int, now: float) -> None:
-    """Request as many words from memory as there is room for."""
+    """Request as many words from memory, or from the scratchpad, as there is room for.
+
+    An instruction with words of the scratchpad has the engine to itself.
+    """
     p = s.ports[port]
     d = s.devices[p.device]
     while p.asked < p.wanted and s.sends[p.asked].words <= p.words_room:
         chunk = s.sends[p.asked]
+        on_chip = s.code[chunk.index].on_chip
+        if p.asked > p.entered:
+            before = s.sends[p.asked - 1].index
+            if before != chunk.index and (on_chip or s.code[before].on_chip):
+                return
         p.asked += 1
         p.words_room -= chunk.words
         since = larger(now, s.code[chunk.index].since)
+        if on_chip:
+            p.read_from = larger(p.read_from, since + ON_CHIP_READ_CYCLES) + chunk.words
+            at(s, p.device, p.read_from, ON_CHIP_READ, port)
+            continue
         begins = since + LOAD_CYCLES + d.latency
         ask(s, p.sent_channel, chunk.index, chunk.words, 1, begins)
         d.bus_changes = 1
@@ -113,6 +140,11 @@ def _look_receives(s: State, port: int, now: float) -> None:
         arrived = p.arrived[chunk.channel]
         if arrived <= chunk.frame:
             return
+        on_chip = s.code[chunk.index].on_chip
+        if p.taken > p.written:
+            before = s.receives[p.taken - 1].index
+            if before != chunk.index and (on_chip or s.code[before].on_chip):
+                return
         p.taken += 1
         # Words of earlier frames were taken as they arrived. If the burst's last frame is the
         # newest one, one word is left to be taken; otherwise all words of the burst are.
@@ -123,6 +155,9 @@ def _look_receives(s: State, port: int, now: float) -> None:
         p.take_from = taken
         if chunk.frees:
             at(s, p.device, taken, FREED, (chunk.frees * 4 + chunk.channel) * _PORTS + port)
+        if on_chip:
+            at(s, p.device, taken + ON_CHIP_WRITE_CYCLES, ON_CHIP_WRITTEN, port)
+            continue
         begins = taken + WRITE_CYCLES
         ask(s, p.sent_channel + 1, chunk.index, chunk.words, 1, begins)
         s.devices[p.device].bus_changes = 1
@@ -143,6 +178,18 @@ def burst_written(s: State, port: int, index: int, now: float) -> None:
     p.written += 1
     if s.receives[p.written - 1].is_last:
         end_instruction(s, p.device, index, now + s.devices[p.device].latency)
+    _look_receives(s, port, now)
+
+
+@compilable
+def _written_on_chip(s: State, port: int, now: float) -> None:
+    """Note that words of a RECEIVE have been written to the scratchpad."""
+    p = s.ports[port]
+    p.written += 1
+    chunk = s.receives[p.written - 1]
+    if chunk.is_last:
+        end_instruction(s, p.device, chunk.index, now)
+    _look_receives(s, port, now)
 
 
 @compilable
@@ -169,6 +216,10 @@ def happen_at_port(s: State, event: int, what: int, now: float) -> None:
     elif event == ARRIVED:
         s.ports[what >> 2].arrived[what & 3] += 1
         _look_receives(s, what >> 2, now)
+    elif event == ON_CHIP_READ:
+        frame_read(s, what, now)
+    elif event == ON_CHIP_WRITTEN:
+        _written_on_chip(s, what, now)
     else:
         port, channel, count = what % _PORTS, what // _PORTS & 3, what // _PORTS >> 2
         if event == FREED:

@@ -373,7 +373,10 @@ class Tables:
             elif opcode is Opcode.VECTOR:
                 found = _each(program, places, lambda body: _vector(body, run.core))
                 own["takes"][places], own["lost"][places] = found
-            elif kind <= Kind.RECEIVE:
+            elif opcode in LINK_OPCODES:
+                found = _each(program, places, lambda body: (body["in_scratchpad"],))
+                (own["on_chip"][places],) = found
+            if kind in (Kind.LOAD, Kind.STORE, Kind.SEND, Kind.RECEIVE):
                 own["words"][places], own["bursts"][places] = _transfers(program, places, run.core)
         return where
 
@@ -454,7 +457,7 @@ def _transfers(
     block = max(core.burst_beats * core.bus_bytes, WORD_BYTES)
     body_of = program.body_of[places]
     memory, size, rows, _, planes, _ = program.bodies.rows[body_of].T
-    starts = (memory + program.numbers[places]) % block
+    starts = (np.maximum(memory, 0) + program.numbers[places]) % block
     lasts = starts + size - 1
     words, bursts = (lasts // each - starts // each + 1 for each in (WORD_BYTES, block))
     several = np.flatnonzero(rows | planes)

@@ -143,10 +143,14 @@ LINK = Group(
         Field("plane_memory", 40, signed=True),
         Field("channel", 2),
         Field("stream", 32),
+        Field("in_scratchpad", 1),
     ),
 )
 """SEND and RECEIVE: rows of memory as in `TRANSFER`, a channel of the link (0 to 2), and the tag
-that the packet has and that its receiver expects."""
+that the packet has and that its receiver expects.
+
+With `in_scratchpad`, `memory` is a byte address in the scratchpad. The packet is then one row, of
+whole words."""
 
 BODIES: dict[Opcode, Group] = {
     Opcode.END: Group("end", ()),
@@ -260,8 +264,10 @@ Span = tuple[int, int]
 
 
 def span_of(instruction: Instruction) -> Span:
-    """Range of memory that a transfer reads or writes."""
+    """Range of memory that a transfer reads or writes; it is empty for words in the scratchpad."""
     body = instruction.body
+    if body.get("in_scratchpad"):
+        return 0, 0
     rows, planes = body["rows"] * body["row_memory"], body["planes"] * body["plane_memory"]
     begin: int = body["memory"] + min(rows, 0) + min(planes, 0)
     return begin, body["memory"] + max(rows, 0) + max(planes, 0) + body["row_bytes"]

@@ -47,6 +47,14 @@ _rows = itemgetter(*_ROWS)
 _NO_ROWS = (-1, 0, 0, 0, 0, 0)
 
 
+def _rows_of(body: Mapping[str, Any]) -> tuple[int, ...]:
+    """Fields of `_ROWS`; the address is -1 if the instruction neither reads nor writes memory."""
+    if "memory" not in body:
+        return _NO_ROWS
+    found = _rows(body)
+    return (-1, *found[1:]) if body.get("in_scratchpad") else found
+
+
 _NUMBERS = {
     Opcode.LOAD: (TRANSFER.shift_of("memory"), TRANSFER.fields[0].bits),
     Opcode.STORE: (TRANSFER.shift_of("memory"), TRANSFER.fields[0].bits),
@@ -74,9 +82,8 @@ class Bodies(Sequence[Mapping[str, Any]]):
 
     @cached_property
     def rows(self) -> Numbers:
-        """Fields of transfers in the order of `_ROWS`; an address of -1 for other instructions."""
-        found = [_rows(body) if "memory" in body else _NO_ROWS for body in self._bodies]
-        return np.array(found, np.int64).reshape(-1, len(_ROWS))
+        """Fields of transfers in the order of `_ROWS`; an address of -1 without memory."""
+        return np.array([*map(_rows_of, self._bodies)], np.int64).reshape(-1, len(_ROWS))
 
     def __len__(self) -> int:
         return len(self._bodies)

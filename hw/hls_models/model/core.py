@@ -188,19 +188,32 @@ class CoreModel:
 
     def puts_off(self, index: int, instruction: Instruction) -> bool:
         """Postpone a RECEIVE whose packet has not arrived, and return whether it was postponed."""
-        if instruction.opcode != Opcode.RECEIVE or instruction.body["channel"] >= NUM_CHANNELS:
+        body = instruction.body
+        if instruction.opcode != Opcode.RECEIVE or body["in_scratchpad"]:
+            return False
+        if body["channel"] >= NUM_CHANNELS:
             return False
         link = instruction.engine
         self.catch_up()
         # The RECEIVEs of a link keep their order, whatever their channels.
         waits = any(other.engine == link for _, other in self.late)
-        if not waits and self.links[link].inbox[instruction.body["channel"]]:
+        if not waits and self.links[link].inbox[body["channel"]]:
             return False
         self.late.append((index, instruction))
         return True
 
     def may_run(self, instruction: Instruction) -> bool:
-        """Whether no postponed RECEIVE uses the bytes of an instruction."""
+        """Whether no postponed RECEIVE uses the bytes of an instruction.
+
+        A RECEIVE into the scratchpad also needs its packet, since whoever uses its words is next.
+        """
+        body, link = instruction.body, instruction.engine
+        if instruction.opcode == Opcode.RECEIVE and body["in_scratchpad"]:
+            if not link_dma.first_error(self.spec, body, 0, 0)[0]:
+                return True
+            self.catch_up()
+            waits = any(other.engine == link for _, other in self.late)
+            return not waits and bool(self.links[link].inbox[body["channel"]])
         if not self.late or instruction.opcode not in _MOVES:
             return True
         self.catch_up()
@@ -279,17 +292,17 @@ class CoreModel:
             raise CoreError(ErrorCode.SCRATCHPAD_RANGE, index, str(error)) from None
 
     def _send(self, index: int, link: int, body: Mapping[str, Any]) -> None:
-        packet, code = link_dma.send(body, self.memory)
+        packet, code = link_dma.send(self.spec, body, self.memory, self.scratchpad)
         if code is not ErrorCode.NONE:
             raise CoreError(code, index, f"SEND of {body['row_bytes']} bytes a row")
         self.links[link].out[body["channel"]].append(packet)
 
     def _receive(self, index: int, link: int, body: Mapping[str, Any]) -> None:
-        _, code = link_dma.first_error(body, 0, self.memory.size)
+        _, code = link_dma.first_error(self.spec, body, 0, self.memory.size)
         if code is ErrorCode.BAD_FIELD:
             raise CoreError(code, index, f"RECEIVE of {body['row_bytes']} bytes a row")
         packet = self.links[link].inbox[body["channel"]].popleft()
-        code = link_dma.receive(self.spec, body, packet, self.memory)
+        code = link_dma.receive(self.spec, body, packet, self.memory, self.scratchpad)
         if code is not ErrorCode.NONE:
             raise CoreError(
                 code,

@@ -1,9 +1,12 @@
-"""Packets between memory and links: the bytes that SEND and RECEIVE move.
+"""Packets between memory or scratchpad and links: the bytes that SEND and RECEIVE move.
 
 A SEND reads the words of memory that contain its rows, and sends them as one packet on a channel of
 a link: first a word with the packet's tag in its first four bytes, then the words. A RECEIVE takes
 such a packet and writes exactly the bytes of its rows; a byte keeps its place in its word. So a row
 must begin at the same byte of a word at both ends, and must have the same number of words.
+
+Both may also name whole words of the scratchpad that follow one another, if words pass the core's
+links in one part.
 """
 
 from collections.abc import Mapping
@@ -74,6 +77,7 @@ def packet(
     *,
     channel: int = 0,
     stream: int = 0,
+    in_scratchpad: bool = False,
 ) -> dict[str, int]:
     """Return the body of a SEND or RECEIVE.
 
@@ -91,6 +95,8 @@ def packet(
         Channel of the link, 0 to 2.
     stream : int
         The packet's tag, 32 bits.
+    in_scratchpad : bool
+        Whether `memory` is an address in the scratchpad.
     """
     return {
         "memory": memory,
@@ -101,6 +107,7 @@ def packet(
         "plane_memory": plane_memory,
         "channel": channel,
         "stream": stream,
+        "in_scratchpad": int(in_scratchpad),
     }
 
 
@@ -116,13 +123,27 @@ def words_of_packet(body: Mapping[str, Any]) -> int:
     return sum(words_of_row(start, size)[1] for start in rows_of(body)) // WORD_BYTES
 
 
+def has_words_of(spec: CoreSpec, body: Mapping[str, Any]) -> bool:
+    """Whether a core's scratchpad has the words that a SEND or RECEIVE names in it."""
+    begin, size = body["memory"], body["row_bytes"]
+    return (
+        spec.link_port_bytes == WORD_BYTES
+        and body["rows"] == body["planes"] == 0
+        and size > 0
+        and not begin % WORD_BYTES
+        and not size % WORD_BYTES
+        and begin + size <= spec.scratchpad.size_bytes
+    )
+
+
 def first_error(
-    body: Mapping[str, Any], memory_base: int, memory_limit: int
+    spec: CoreSpec, body: Mapping[str, Any], memory_base: int, memory_limit: int
 ) -> tuple[int, ErrorCode]:
     """Find the first error in the fields of a SEND or RECEIVE.
 
     Parameters
     ----------
+    spec : CoreSpec
     body : mapping
         Body of the instruction.
     memory_base, memory_limit : int
@@ -137,6 +158,9 @@ def first_error(
     """
     if body["row_bytes"] < 1 or body["channel"] >= NUM_CHANNELS:
         return 0, ErrorCode.BAD_FIELD
+    if body["in_scratchpad"]:
+        fits = has_words_of(spec, body)
+        return int(fits), ErrorCode.NONE if fits else ErrorCode.BAD_FIELD
     limit = min(memory_limit, 1 << MEMORY_BITS)
     starts = rows_of(body)
     for row, start in enumerate(starts):
@@ -146,8 +170,10 @@ def first_error(
 
 
 def send(
+    spec: CoreSpec,
     body: Mapping[str, Any],
     memory: NDArray[np.uint8],
+    scratchpad: NDArray[np.uint8],
     *,
     origin: int = 0,
     memory_base: int | None = None,
@@ -158,10 +184,11 @@ def send(
 
     Parameters
     ----------
+    spec : CoreSpec
     body : mapping
         Body of the instruction.
-    memory, origin, memory_base, memory_limit, bad
-        The same as for `fpgapipe.hw.hls_models.model.dma.load`.
+    memory, scratchpad, origin, memory_base, memory_limit, bad
+        The same as for `fpgapipe.hw.hls_models.model.dma.load`; nothing is changed.
 
     Returns
     -------
@@ -172,8 +199,11 @@ def send(
     """
     base = origin if memory_base is None else memory_base
     limit = origin + memory.size if memory_limit is None else memory_limit
-    rows, code = first_error(body, base, limit)
+    rows, code = first_error(spec, body, base, limit)
     parts = [np.zeros(0, np.uint8)]
+    if rows and body["in_scratchpad"]:
+        words = scratchpad[body["memory"] :][: body["row_bytes"]]
+        return Packet(body["stream"], words.copy().reshape(-1, WORD_BYTES)), code
     for start in rows_of(body)[:rows]:
         first, size = words_of_row(start, body["row_bytes"])
         if first < bad.stop and bad.start < first + size:
@@ -190,6 +220,7 @@ def receive(
     body: Mapping[str, Any],
     got: Packet,
     memory: NDArray[np.uint8],
+    scratchpad: NDArray[np.uint8],
     *,
     origin: int = 0,
     memory_base: int | None = None,
@@ -205,22 +236,27 @@ def receive(
         Body of the instruction.
     got : Packet
         The packet that has arrived.
-    memory, origin, memory_base, memory_limit, bad
-        The same as for `fpgapipe.hw.hls_models.model.dma.store`.
+    memory, scratchpad, origin, memory_base, memory_limit, bad
+        The same as for `fpgapipe.hw.hls_models.model.dma.store`; either may be changed.
 
     Returns
     -------
     ErrorCode
         LINK_STREAM in three cases: the packet has another tag, and nothing is written; it has not
         enough words for a burst, and the bursts before that one are written; it has more words than
-        the rows, and all but the last burst is written. Otherwise an error of the fields or of the
+        the rows, and all but the last burst is written. In the scratchpad, all words are written
+        that have come and that there is room for. Otherwise an error of the fields or of the
         memory, or NONE.
     """
     base = origin if memory_base is None else memory_base
     limit = origin + memory.size if memory_limit is None else memory_limit
-    rows, code = first_error(body, base, limit)
+    rows, code = first_error(spec, body, base, limit)
     if rows and got.stream != body["stream"]:
         return ErrorCode.LINK_STREAM
+    if rows and body["in_scratchpad"]:
+        words = got.words.reshape(-1)[: body["row_bytes"]]
+        scratchpad[body["memory"] :][: words.size] = words
+        return code if got.words.size == body["row_bytes"] else ErrorCode.LINK_STREAM
     size = body["row_bytes"]
     starts = rows_of(body)
     left = got.words.reshape(-1)

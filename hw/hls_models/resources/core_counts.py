@@ -302,9 +302,14 @@ COEFFICIENTS = {
             _COUNTED + "sessions, 1,642 LUT; three buffers of 32 words in LUTs, 888",
         ),
         Coefficient(
-            "packets", "link", 4877, 6644, 0, 0, "counted",
-            _COUNTED + "send engine 2,622 LUT and 3,608 FF, receive engine 2,255 and 3,036, of "
+            "packets", "link", 5710, 6767, 0, 0, "counted",
+            _COUNTED + "send engine 3,276 LUT and 3,656 FF, receive engine 2,434 and 3,111, of "
             "which 32 words lie in LUTs; without the memory of 256 words to send. A bus of 64",
+        ),
+        Coefficient(
+            "shared ports", "core with links", 620, 11, 0, 0, "counted",
+            _COUNTED + "ports of the scratchpad for loads or stores and for links, by turns: words "
+            "that are written 575 and 580 LUT, reads 37 and 43, with one link and with two",
         ),
         Coefficient(
             "narrow link", "link whose words pass in parts", 3770, 5168, 0, 0, "counted",
@@ -571,6 +576,8 @@ def _link_end(spec: LinkEngineSpec) -> Resources:
 def links(specs: Sequence[LinkEndSpec], bus_bytes: int) -> Resources:
     """Resources of link ends, of the engines that move packets, and of the control of both."""
     found = Resources()
+    if any(spec.parts == 1 for spec in specs):
+        found += COEFFICIENTS["shared ports"].resources
     for spec in specs:
         if isinstance(spec, OnChipSpec):
             found += COEFFICIENTS["on-chip end"].resources

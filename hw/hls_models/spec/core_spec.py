@@ -13,7 +13,7 @@ from fpgapipe.hw.hls_models.spec.systolic import Form, SystolicSpec
 LEAST_BANK_BYTES = 4 * WORD_BYTES
 """Least size of a bank of the scratchpad."""
 
-VERSION = 4
+VERSION = 5
 """Version of the instructions and registers; a core reports it in a register."""
 
 

@@ -1,11 +1,14 @@
-"""Gateware of the engines between memory and a link, :mod:`fpgapipe.hw.hls_models.model.link_dma`.
+"""Gateware of the engines between memory or scratchpad and a link: `hls_models.model.link_dma`.
 
 Memory and links wait for each other only at the buffers of these engines. A word is read from
 memory when there is room for it, and a burst to memory begins when its words are there. So the
 memory bus never waits for a link or for another device.
+
+An instruction with words of the scratchpad has its engine to itself, since words that come from
+memory, or go there, take longer. Its fields are looked at a cycle before it is taken.
 """
 
-from amaranth.hdl import Module, Mux, Signal
+from amaranth.hdl import Cat, Const, Module, Mux, Signal
 from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out
 
@@ -14,7 +17,9 @@ from fpgapipe.hw.hls_models.model.dma import burst_words
 from fpgapipe.hw.hls_models.model.link_dma import STREAM_BYTES, send_words
 from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec
 from fpgapipe.hw.hls_models.spec.link import NUM_CHANNELS
+from fpgapipe.hw.rtl.dma.dma import OFFSET_BITS
 from fpgapipe.hw.rtl.dma.load import LoadEngine
+from fpgapipe.hw.rtl.dma.scratchpad import GRANULES, ReadPort, WritePort
 from fpgapipe.hw.rtl.dma.store import StoreEngine
 from fpgapipe.hw.rtl.lib.axi import AxiRead, AxiWrite, Slice
 from fpgapipe.hw.rtl.lib.block_fifo import BlockFifo
@@ -51,35 +56,105 @@ def link_parts(spec: CoreSpec) -> int:
     return WORD_BYTES // spec.link_port_bytes
 
 
-def _take(m, engine, inner, packets):
-    """Pass an engine's instructions to the engine inside it and to the queue of packets."""
+def reaches_scratchpad(spec: CoreSpec) -> bool:
+    """Whether SEND and RECEIVE may name words of a core's scratchpad."""
+    return link_parts(spec) == 1
+
+
+class _OnChip:
+    """The words of the scratchpad that an engine's instruction names, if it has such a one.
+
+    Attributes
+    ----------
+    taken, active : Signal
+        Such an instruction is taken in this cycle; one has been taken before.
+    word, left : Signal
+        Number of the next word in the scratchpad, and how many are left.
+    index : Signal
+        Number of the instruction.
+    """
+
+    def __init__(self, m, spec, done):
+        bits = spec.scratchpad.address_bits - OFFSET_BITS
+        self.taken, self.active = Signal(), Signal()
+        self.word = Signal(bits, reset_less=True)
+        self.left = Signal(bits + 1, reset_less=True)
+        self.index = Signal(32, reset_less=True)
+        with m.If(self.taken):
+            m.d.sync += self.active.eq(1)
+        with m.Elif(done):
+            m.d.sync += self.active.eq(0)
+
+    def take(self, m, spec, instruction, inside):
+        """Look at an instruction; return whether it may be taken, and whether its words exist."""
+        body = instruction.payload.body
+        top, bits = spec.scratchpad.address_bits, len(self.word)
+        looked, good = Signal(), Signal()
+        word, words = body.memory[OFFSET_BITS:top], body.row_bytes[OFFSET_BITS : top + 1]
+        is_whole = ~(body.memory[:OFFSET_BITS].any() | body.row_bytes[:OFFSET_BITS].any())
+        is_row = ~(body.rows.any() | body.planes.any()) & (words != 0)
+        fits = ~(body.memory[top:].any() | body.row_bytes[top + 1 :].any())
+        fits &= word + words <= spec.scratchpad.size_bytes // WORD_BYTES
+        m.d.sync += [
+            looked.eq(instruction.valid & ~instruction.ready & body.in_scratchpad & (inside == 0)),
+            good.eq(is_whole & is_row & fits & (body.channel < NUM_CHANNELS)),
+        ]
+        with m.If(self.taken):
+            m.d.sync += [
+                self.word.eq(word),
+                self.left.eq(words),
+                self.index.eq(instruction.payload.index),
+            ]
+        assert len(words) == bits + 1
+        return Mux(body.in_scratchpad, looked, ~self.active), body.in_scratchpad & good
+
+    def step(self, m, moves):
+        """Go on to the next word when one moves."""
+        with m.If(moves):
+            m.d.sync += [self.word.eq(self.word + 1), self.left.eq(self.left - 1)]
+
+
+def _take(m, engine, inner, packets, inside, on_chip):
+    """Pass an engine's instructions to the engine inside it and to the queue of packets.
+
+    One with words of the scratchpad goes to the queue alone, and one whose words do not exist to
+    the inner engine as well, which refuses it.
+    """
     body, transfer = engine.i.payload.body, inner.i.payload.body
+    may, has_words = 1, 0
+    if on_chip is not None:
+        may, has_words = on_chip.take(m, engine.spec, engine.i, inside)
+        m.d.comb += on_chip.taken.eq(engine.i.valid & engine.i.ready & has_words)
+    wrong = (body.channel >= NUM_CHANNELS) | body.in_scratchpad
     m.d.comb += [
         *(
             getattr(transfer, name).eq(getattr(body, name))
             for name in ("memory", "rows", "row_memory", "planes", "plane_memory")
         ),
         # The inner engine refuses rows of no bytes, and in this way a channel that does not exist.
-        transfer.row_bytes.eq(Mux(body.channel >= NUM_CHANNELS, 0, body.row_bytes)),
+        transfer.row_bytes.eq(Mux(wrong, 0, body.row_bytes)),
         inner.i.payload.index.eq(engine.i.payload.index),
-        inner.i.valid.eq(engine.i.valid & packets.i.ready),
+        inner.i.valid.eq(engine.i.valid & packets.i.ready & may & ~has_words),
         packets.i.payload.channel.eq(body.channel),
         packets.i.payload.stream.eq(body.stream),
         packets.i.payload.index.eq(engine.i.payload.index),
-        packets.i.valid.eq(engine.i.valid & inner.i.ready),
-        engine.i.ready.eq(inner.i.ready & packets.i.ready),
+        packets.i.valid.eq(engine.i.valid & (inner.i.ready | has_words) & may),
+        engine.i.ready.eq((inner.i.ready | has_words) & packets.i.ready & may),
         inner.memory_base.eq(engine.memory_base),
         inner.memory_limit.eq(engine.memory_limit),
     ]
 
 
 class SendEngine(wiring.Component):
-    """Runs SEND instructions: reads rows from memory and sends them over a link as packets.
+    """Runs SEND instructions: reads rows from memory or scratchpad and sends them as packets.
 
     The first request is on the bus 7 cycles after the instruction was taken. A packet's first word
     is at the link 4 cycles after its first beat was taken, if the link has taken all words before.
     A packet takes one cycle more than it has words. At most `send_words` words and
     `spec.outstanding` bursts are requested or buffered, so the bus never waits for the link.
+
+    A packet from the scratchpad is taken when all before have been sent, and its tag is at the link
+    8 cycles later, followed by a word a cycle. No instruction is taken until it has been sent.
 
     An error is reported at once. The words in the buffer are not sent, so packets before the error
     may be incomplete, and the host has to reset the link. There is at most one error; after it, the
@@ -98,6 +173,8 @@ class SendEngine(wiring.Component):
         The link is off or has stopped, which is an error while an instruction is under way.
     axi : Out(AxiRead(bus_bytes))
         Read port of the memory bus.
+    read : Out(ReadPort)
+        Words of the scratchpad, if words pass the link in one part.
     o : Out(stream.Signature(word_layout(link_port_bytes))).array(3)
         Channels of the link.
     done : Out(1)
@@ -120,6 +197,11 @@ class SendEngine(wiring.Component):
         super().__init__(
             {
                 **_members(spec),
+                **(
+                    {"read": Out(ReadPort(spec.scratchpad.address_bits))}
+                    if reaches_scratchpad(spec)
+                    else {}
+                ),
                 "axi": Out(AxiRead(spec.bus_bytes)),
                 "o": Out(stream.Signature(word_layout(spec.link_port_bytes))).array(NUM_CHANNELS),
             }
@@ -135,7 +217,10 @@ class SendEngine(wiring.Component):
         item = data.StructLayout({"word": layout, "channel": 2, "index": 32})
         m.submodules.out = out = Slice(item)
         wiring.connect(m, load.axi, wiring.flipped(self.axi))
-        _take(m, self, load, packets)
+        inside = Signal(range(2 * NUM_PACKETS + 1))
+        ends, fails = Signal(), Signal()
+        on_chip = _OnChip(m, self.spec, ends) if reaches_scratchpad(self.spec) else None
+        _take(m, self, load, packets, inside, on_chip)
 
         # There is always room in the buffer for all words that are requested.
         room = Signal(range(most + 1), init=most)
@@ -149,6 +234,8 @@ class SendEngine(wiring.Component):
             load.o.ready.eq(1),
             load.halt.eq(self.halt | stopped),
         ]
+        if on_chip is not None:
+            self._read_scratchpad(m, on_chip, words, load.o, asked, room, stopped)
         moves = Signal()
         at_end, at_begin = last_part(m, moves, parts)
         m.d.sync += room.eq(room - asked + (words.o.valid & words.o.ready & at_end))
@@ -183,8 +270,6 @@ class SendEngine(wiring.Component):
             self.waits.eq(out.o.valid & ~ready & ~stopped),
         ]
 
-        inside = Signal(range(2 * NUM_PACKETS + 1))
-        ends, fails = Signal(), Signal()
         m.d.comb += [
             ends.eq(goes & out.o.payload.word.last),
             fails.eq(self.down & (out.o.valid | packets.o.valid) & ~ends),
@@ -211,15 +296,46 @@ class SendEngine(wiring.Component):
             m.d.sync += stopped.eq(1)
         return m
 
+    def _read_scratchpad(self, m, on_chip, words, loaded, asked, room, stopped):
+        """Give the words that an instruction has in the scratchpad to the buffer."""
+        waits = Signal()  # a request that has been made stays
+        coming = Signal.like(on_chip.left)
+        word = Signal(words.i.payload.shape())
+        step = Signal()
+        m.d.comb += [
+            self.read.address.eq(on_chip.word << OFFSET_BITS),
+            self.read.valid.eq(
+                on_chip.active & (on_chip.left != 0) & (room != 0) & (~stopped | waits)
+            ),
+            step.eq(self.read.valid & self.read.ready),
+            word.eq(Cat(self.read.data, coming == 1)),
+        ]
+        m.d.sync += waits.eq(self.read.valid & ~self.read.ready)
+        on_chip.step(m, step)
+        with m.If(on_chip.taken):
+            m.d.sync += coming.eq(self.i.payload.body.row_bytes >> OFFSET_BITS)
+        with m.Elif(self.read.data_valid):
+            m.d.sync += coming.eq(coming - 1)
+        with m.If(on_chip.active):
+            m.d.comb += [
+                asked.eq(step),
+                words.i.payload.eq(word),
+                words.i.valid.eq(self.read.data_valid),
+            ]
+
 
 class ReceiveEngine(wiring.Component):
-    """Runs RECEIVE instructions: takes packets from a link and writes their rows to memory.
+    """Runs RECEIVE instructions: takes packets from a link into memory or scratchpad.
 
     A burst begins when all its words are there, so it never waits on the bus. Its request is on the
     bus 2 cycles after its last word was taken, and its first beat 4 cycles after that. `done` comes
     a cycle after the response to the instruction's last burst. The throughput is one word per cycle
     within a packet. Between two packets, about as many cycles are lost as the last burst has words;
     the link meanwhile buffers the words that arrive.
+
+    A packet for the scratchpad is taken when all before have been written, and no instruction is
+    taken until it has been. Its words are written 2 cycles after they were taken, and `done` comes
+    a cycle after the last of them.
 
     An error is reported when everything before it is done, as
     `fpgapipe.hw.hls_models.model.link_dma.receive` defines it. There is at most one error; after
@@ -239,6 +355,8 @@ class ReceiveEngine(wiring.Component):
         waits for words.
     axi : Out(AxiWrite(bus_bytes))
         Write port of the memory bus.
+    write : Out(WritePort)
+        Words for the scratchpad, if words pass the link in one part.
     i_words : In(stream.Signature(word_layout(link_port_bytes))).array(3)
         Channels of the link.
     done : Out(1)
@@ -261,6 +379,11 @@ class ReceiveEngine(wiring.Component):
         super().__init__(
             {
                 **_members(spec),
+                **(
+                    {"write": Out(WritePort(spec.scratchpad.address_bits))}
+                    if reaches_scratchpad(spec)
+                    else {}
+                ),
                 "axi": Out(AxiWrite(spec.bus_bytes)),
                 "i_words": In(stream.Signature(word_layout(spec.link_port_bytes))).array(
                     NUM_CHANNELS
@@ -276,19 +399,29 @@ class ReceiveEngine(wiring.Component):
         layout, parts = word_layout(self.spec.link_port_bytes), link_parts(self.spec)
         m.submodules.words = words = BlockFifo(8 * self.spec.link_port_bytes, parts * depth)
         wiring.connect(m, store.axi, wiring.flipped(self.axi))
-        wiring.connect(m, words.o, store.i_words)
-        _take(m, self, store, packets)
-        stopped = Signal()
-        with m.If(self.halt | store.error_valid):
+        stopped, ended, code = Signal(), Signal(), Signal(8)  # of words for the scratchpad
+        failed = code != ErrorCode.NONE
+        inside = Signal(range(2 * NUM_PACKETS + 1))
+        on_chip = None
+        active, index = Const(0), Const(0, 32)
+        if reaches_scratchpad(self.spec):
+            on_chip = _OnChip(m, self.spec, ended)
+            active, index = on_chip.active, on_chip.index
+        _take(m, self, store, packets, inside, on_chip)
+        m.d.sync += inside.eq(inside + (self.i.valid & self.i.ready) - self.done)
+        with m.If(self.halt | store.error_valid | failed):
             m.d.sync += stopped.eq(1)
         m.d.comb += [
-            store.halt.eq(self.halt),
-            self.done.eq(store.done),
-            self.busy.eq(store.busy),
-            self.idle.eq(store.idle),
-            self.error_valid.eq(store.error_valid),
-            self.error_code.eq(store.error_code),
-            self.error_index.eq(store.error_index),
+            store.halt.eq(self.halt | failed),
+            store.i_words.payload.eq(words.o.payload),
+            store.i_words.valid.eq(words.o.valid & ~active),
+            words.o.ready.eq(store.i_words.ready),
+            self.done.eq(store.done | ended),
+            self.busy.eq(store.busy | (active & ~stopped)),
+            self.idle.eq(~self.busy),
+            self.error_valid.eq(store.error_valid | (failed & ~stopped)),
+            self.error_code.eq(Mux(store.error_valid, store.error_code, code)),
+            self.error_index.eq(Mux(store.error_valid, store.error_index, index)),
         ]
 
         # Words come from the channel of the oldest packet.
@@ -329,6 +462,24 @@ class ReceiveEngine(wiring.Component):
             push.eq(words.i.valid & words.i.ready),
             claimed.eq(Mux(gate.taken, gate.words + 1, 0)),
         ]
+        if on_chip is not None:
+            writes = Signal()
+            self._write_scratchpad(m, on_chip, words.o, writes, stopped)
+            # The last word for which there is room has to be the packet's last one.
+            m.d.sync += [ended.eq(0), code.eq(0)]
+            fits = complete & (have == 1)
+            with m.If(writes):
+                m.d.comb += claimed.eq(1)
+                with m.If(on_chip.left == 1):
+                    m.d.sync += [
+                        ended.eq(fits),
+                        code.eq(Mux(fits, ErrorCode.NONE, ErrorCode.LINK_STREAM)),
+                    ]
+            with m.Elif(active & ~stopped & ~failed & ~ended):
+                with m.If(wrong_tag | (complete & (have == 0) & (on_chip.left != 0))):
+                    m.d.sync += code.eq(ErrorCode.LINK_STREAM)
+                with m.Elif(lost):
+                    m.d.sync += code.eq(ErrorCode.LINK_DOWN)
         at_end, at_begin = last_part(m, valid & ready, parts)
         m.d.sync += have.eq(have + (push & at_end) - claimed)
 
@@ -359,9 +510,26 @@ class ReceiveEngine(wiring.Component):
                     m.d.comb += packets.o.ready.eq(1)
                     m.d.sync += complete.eq(1)
                     m.next = "COMPLETE"
-            with m.State("COMPLETE"), m.If(gate.taken & gate.end):
+            with m.State("COMPLETE"), m.If((gate.taken & gate.end) | ended):
                 m.d.sync += complete.eq(0)
                 m.next = "TAG"
             with m.State("REFUSE"):
                 m.d.comb += wrong_tag.eq(1)
         return m
+
+    def _write_scratchpad(self, m, on_chip, came, writes, stopped):
+        """Write the words that have come for the scratchpad, as many as the instruction names."""
+        waits = Signal()  # a word that has been given stays
+        m.d.comb += [
+            self.write.address.eq(on_chip.word << OFFSET_BITS),
+            self.write.data.eq(came.payload),
+            self.write.mask.eq((1 << GRANULES) - 1),
+            self.write.valid.eq(
+                on_chip.active & (on_chip.left != 0) & came.valid & (~stopped | waits)
+            ),
+            writes.eq(self.write.valid & self.write.ready),
+        ]
+        m.d.sync += waits.eq(self.write.valid & ~self.write.ready)
+        on_chip.step(m, writes)
+        with m.If(on_chip.active):
+            m.d.comb += came.ready.eq(writes)

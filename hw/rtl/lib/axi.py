@@ -8,6 +8,8 @@ from amaranth.lib import data, stream, wiring
 from amaranth.lib.fifo import SyncFIFOBuffered
 from amaranth.lib.wiring import In, Out
 
+from fpgapipe.hw.rtl.lib.turns import by_turns
+
 ADDRESS_BITS = 64
 """Address bits of a port. Instructions have addresses of 48 bits, so the upper bits stay 0."""
 
@@ -313,24 +315,14 @@ class WriteArbiter(wiring.Component):
         names = [name for name in _request("aw", 1) if name != "awid"]
         m.submodules.turns = turns = SyncFIFOBuffered(width=self.id_bits, depth=self._TURNS)
 
-        # The first master that asks after the master that was served last, or the first of all that
-        # ask.
-        asks, upper, chosen = (Signal(self.num_masters, name=n) for n in ("asks", "upper", "next"))
-        has_upper = Signal()
-        behind = Signal(self.num_masters)
-        number = Signal(self.id_bits)
+        asks, number = Signal(self.num_masters), Signal(self.id_bits)
         free, take = Signal(), Signal()
+        chosen = by_turns(m, asks, take)
         layout = {"awid": self.id_bits} | {name: getattr(self.o, name).shape() for name in names}
         request = Signal(data.StructLayout(layout), reset_less=True)
         requesting = Signal()
         m.d.comb += [
             asks.eq(Cat(master.awvalid for master in self.masters)),
-            upper.eq(asks & behind),
-            has_upper.eq(upper.any()),
-            *(
-                chosen[k].eq(Mux(has_upper, upper[k] & ~upper[:k].any(), asks[k] & ~asks[:k].any()))
-                for k in range(self.num_masters)
-            ),
             free.eq(turns.w_rdy & (self.o.awready | ~requesting)),
             take.eq(asks.any() & free),
             turns.w_data.eq(number),
@@ -346,10 +338,7 @@ class WriteArbiter(wiring.Component):
                 m.d.comb += number.eq(index)
                 with m.If(take):
                     m.d.sync += [request[name].eq(getattr(master, name)) for name in names]
-                    m.d.sync += [
-                        request.awid.eq(index),
-                        behind.eq(((1 << self.num_masters) - 1) & -(2 << index)),
-                    ]
+                    m.d.sync += request.awid.eq(index)
 
         wvalid = 0
         last = Signal()

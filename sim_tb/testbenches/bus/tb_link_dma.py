@@ -18,16 +18,21 @@ from fpgapipe.hw.hls_models.model.link_dma import (
     send_words,
     words_of_packet,
 )
+from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec
 from fpgapipe.sim_tb.drivers.axi_memory import DECERR, SLVERR
 from fpgapipe.sim_tb.drivers.stream import cycle, start
 from fpgapipe.sim_tb.worlds.dma_world import bench_test
 from fpgapipe.sim_tb.worlds.link_dma_world import (
     FIRST_INDEX,
     ORIGIN,
+    PAD_BYTES,
     PART_BYTES,
+    SENT_PAD,
     Bench,
     link_words,
     long_packets,
+    long_pads,
+    pad_packets,
     random_packets,
     special_packets,
     there,
@@ -35,8 +40,8 @@ from fpgapipe.sim_tb.worlds.link_dma_world import (
 
 
 def sent_packet(bench: Bench, body: dict[str, int]) -> Packet:
-    """Return the packet that a SEND reads from the expected memory."""
-    got, code = send(body, bench.expected, origin=ORIGIN)
+    """Return the packet that a SEND reads from the expected memory or scratchpad."""
+    got, code = send(bench.spec, body, bench.expected, bench.expected_pad, origin=ORIGIN)
     assert code is ErrorCode.NONE
     return got
 
@@ -44,18 +49,40 @@ def sent_packet(bench: Bench, body: dict[str, int]) -> Packet:
 def expect(bench: Bench, bodies: list[dict[str, int]], got: list[Packet], **bad: Any) -> Any:
     """Run the model of RECEIVEs; returns how many succeed, and the error of the next one."""
     for count, (body, one) in enumerate(zip(bodies, got, strict=True)):
-        code = receive(bench.spec, body, one, bench.expected, origin=ORIGIN, **bad)
+        spaces = bench.expected, bench.expected_pad
+        code = receive(bench.spec, body, one, *spaces, origin=ORIGIN, **bad)
         if code is not ErrorCode.NONE:
             return count, code
     return len(bodies), ErrorCode.NONE
 
 
+def wrong_pads(spec: CoreSpec, at: int) -> list[tuple[ErrorCode, dict[str, int]]]:
+    """Packets of words that a scratchpad does not have, or no words at all."""
+    end = spec.scratchpad.size_bytes
+    wrong = [
+        packet(at + 32, 64),
+        packet(at, 96),
+        packet(at, 0),
+        packet(at, 64, rows=2),
+        packet(at, 64, planes=2),
+        packet(at, 64, channel=3),
+        packet(end - 64, 128),
+        packet(end, 64),
+        packet(at + (1 << 40), 64),
+        packet(at, (1 << 32) - 64),
+    ]
+    if spec.link_port_bytes < 64:  # links of small cores do not reach the scratchpad
+        wrong.append(packet(at, 64))
+    return [(ErrorCode.BAD_FIELD, body | {"in_scratchpad": 1}) for body in wrong]
+
+
 async def move_packets(bench: Bench, bodies: list[dict[str, int]]) -> None:
     """Send packets and receive them in another order of channels, with other traffic on the bus."""
     rng = random.Random(cocotb.RANDOM_SEED)
-    loads = [transfer(ORIGIN + 64 * n, 64 * n, 400) for n in range(4)]
+    again = 8  # so that they go on while packets pass
+    loads = [transfer(ORIGIN + 64 * n, 64 * n, 400) for n in range(4)] * again
     third, half = ORIGIN + 2 * PART_BYTES, bench.scratchpad.size // 2
-    stores = [transfer(third + 900 * n, half + 900 * n, 600) for n in range(4)]
+    stores = [transfer(third + 900 * n, half + 900 * n, 600) for n in range(4)] * again
     # The order within each channel stays the same.
     left = {c: [body for body in bodies if body["channel"] == c] for c in range(3)}
     received = []
@@ -69,7 +96,8 @@ async def move_packets(bench: Bench, bodies: list[dict[str, int]]) -> None:
         ("store", stores),
     ):
         bench.give(name, given)
-    await bench.settle(send=len(bodies), receive=len(bodies), load=4, store=4)
+    done = {"load": len(loads), "store": len(stores)}
+    await bench.settle(send=len(bodies), receive=len(bodies), **done)
     assert not any(bench.errors.values()), bench.errors
     packets: dict[int, Iterator[Packet]] = {}
     for channel in range(3):
@@ -80,12 +108,10 @@ async def move_packets(bench: Bench, bodies: list[dict[str, int]]) -> None:
         packets[channel] = iter(mine)
     expect(bench, received, [next(packets[body["channel"]]) for body in received])
     # Loads write the first half of the scratchpad, and stores read the second half.
-    pad = Bench(bench.dut, None).scratchpad
     for body in stores:
-        store(bench.spec, body, bench.expected, pad, origin=ORIGIN)
+        store(bench.spec, body, bench.expected, bench.expected_pad, origin=ORIGIN)
     for body in loads:
-        load(bench.spec, body, bench.expected, pad, origin=ORIGIN)
-    np.testing.assert_array_equal(bench.scratchpad, pad)
+        load(bench.spec, body, bench.expected, bench.expected_pad, origin=ORIGIN)
     bench.compare()
     await bench.end()
 
@@ -95,9 +121,14 @@ async def packets_match_model(dut: Any) -> None:
     """Every word on the link and every byte in memory equals the model's, with random pauses."""
     rng = random.Random(cocotb.RANDOM_SEED)
     await start(dut)
-    wide = Bench(dut, None).spec.bus_bytes > 16
+    spec = Bench(dut, None).spec
+    wide = spec.bus_bytes > 16
     await move_packets(Bench(dut, rng), special_packets() + random_packets(rng, 25 if wide else 5))
     await move_packets(Bench(dut, None), random_packets(rng, 10 if wide else 3))
+    if spec.link_port_bytes == 64:
+        mixed = random_packets(rng, 12) + pad_packets(rng, 24)
+        await move_packets(Bench(dut, rng), rng.sample(mixed, len(mixed)))
+        await move_packets(Bench(dut, None), [*pad_packets(rng, 8), *long_packets(), *long_pads()])
 
 
 @bench_test
@@ -117,6 +148,7 @@ async def sends_stop_at_errors(dut: Any) -> None:
         (memory, packet(at, 64, 2, -(1 << 39))),
         (answer, packet(at + 6000, 1000)),
         (answer, packet(at + 6900, 1)),
+        *wrong_pads(Bench(dut, None).spec, SENT_PAD),
     ]
     bad = range(at + 6900, at + 6901)
     for number, (code, body) in enumerate(wrong):
@@ -131,7 +163,8 @@ async def sends_stop_at_errors(dut: Any) -> None:
         for channel in range(3):
             expected = []
             for one in bodies[:3]:
-                got, _ = send(one, bench.expected, origin=ORIGIN, bad=bad)
+                spaces = bench.expected, bench.expected_pad
+                got, _ = send(bench.spec, one, *spaces, origin=ORIGIN, bad=bad)
                 if one["channel"] == channel and len(got.words):
                     expected += link_words(got)
             found = list(bench.channels.sent[channel])
@@ -147,7 +180,7 @@ async def receives_stop_at_errors(dut: Any) -> None:
     """After a wrong field or packet, only the data before it is written, and nothing else."""
     rng = random.Random(cocotb.RANDOM_SEED)
     await start(dut)
-    at = ORIGIN + PART_BYTES
+    at, at_pad = ORIGIN + PART_BYTES, SENT_PAD + PAD_BYTES
     field, memory, other = ErrorCode.BAD_FIELD, ErrorCode.MEMORY_RANGE, ErrorCode.LINK_STREAM
     good = there(long_packets()[1])
     long = there(packet(ORIGIN + 4803, 1200, 2, 1280, stream=9))
@@ -165,7 +198,11 @@ async def receives_stop_at_errors(dut: Any) -> None:
         (other, long, 9, size // 2),
         (other, packet(at + 64, 9, stream=9), 9, 2),
         (other, packet(at + 64, 9, stream=9), 9, 0),  # a tag without words
+        *((code, body, 0, 1) for code, body in wrong_pads(Bench(dut, None).spec, at_pad)),
     ]
+    if Bench(dut, None).spec.link_port_bytes == 64:
+        pad = packet(at_pad + 128, 640, stream=9, in_scratchpad=True)
+        cases += [(other, pad, *each) for each in ((8, 10), (9, 9), (9, 11), (9, 1), (9, 60))]
     for number, (code, body, stream, words) in enumerate(cases):
         bench = Bench(dut, rng if number % 2 else None, joined=False)
         await bench.begin()
@@ -247,8 +284,9 @@ async def sends_halt(dut: Any) -> None:
     """After a halt, no word leaves; all words that left before are right."""
     rng = random.Random(cocotb.RANDOM_SEED)
     await start(dut)
-    bodies = long_packets()
+    pads = long_pads() if Bench(dut, None).spec.link_port_bytes == 64 else []
     for after in [*range(6, 26), 40, 60, 90]:
+        bodies = pads if pads and after % 4 == 1 else long_packets()
         bench = Bench(dut, rng if after % 3 else None, joined=False, latency=(1, 10))
         await bench.begin()
         bench.channels.stands = after % 5 == 0
@@ -304,11 +342,51 @@ async def receives_halt(dut: Any) -> None:
 
 
 @bench_test
+async def receives_into_scratchpad_halt(dut: Any) -> None:
+    """After a halt, at most the word that was waiting is written; those before it are right."""
+    rng = random.Random(cocotb.RANDOM_SEED)
+    await start(dut)
+    if Bench(dut, None).spec.link_port_bytes < 64:
+        return
+    bodies = [there(body) for body in long_pads()]
+    cut = 0
+    for after in range(6, 60):
+        bench = Bench(dut, rng if after % 3 else None, joined=False)
+        await bench.begin()
+        before = bench.scratchpad.copy()
+        packets = [sent_packet(bench, body) for body in long_pads()]
+        for one, body in zip(packets, bodies, strict=True):
+            bench.channels.coming[body["channel"]].extend(link_words(one))
+        bench.give("receive", bodies)
+        halted = await halt_at(bench, "receive", after)
+        assert all(taken <= halted for taken in bench.channels.taken)
+        assert sum(written > halted for written in bench.pad.writes) <= 1
+        expect(bench, bodies, packets)
+        begin, words = SENT_PAD + PAD_BYTES, len(bench.pad.writes)
+        end = begin + 64 * words  # the packets lie behind one another
+        np.testing.assert_array_equal(bench.scratchpad[begin:end], bench.expected_pad[begin:end])
+        np.testing.assert_array_equal(bench.scratchpad[end:], before[end:])
+        cut += 0 < words < PAD_BYTES // 64
+        await bench.end()
+    assert cut, "no halt came within a packet"
+    await move_packets(Bench(dut, rng), long_pads())
+
+
+@bench_test
 async def links_go_down(dut: Any) -> None:
     """A link that goes down is an error of the instruction that waits for it, and of no other."""
     rng = random.Random(cocotb.RANDOM_SEED)
     await start(dut)
-    bodies = long_packets()[:2]
+    given = [long_packets()[:2]]
+    if Bench(dut, None).spec.link_port_bytes == 64:
+        given.append(long_pads()[:2])
+    for bodies in given:
+        await go_down(dut, bodies)
+    await move_packets(Bench(dut, rng), given[0])
+
+
+async def go_down(dut: Any, bodies: list[dict[str, int]]) -> None:
+    """Let the link go down at some words of two packets."""
     first, second = (words_of_packet(body) + 1 for body in bodies)
     for words in (0, 1, 5, first, first + 1, first + second):
         bench = Bench(dut, None, joined=False)
@@ -356,7 +434,6 @@ async def links_go_down(dut: Any) -> None:
         assert bench.errors["send"] == expected, words
         assert len(bench.done["send"]) == count
         await bench.end()
-    await move_packets(Bench(dut, rng), bodies)
 
 
 @bench_test
@@ -429,4 +506,29 @@ async def take_stated_cycles(dut: Any) -> None:
     assert writes[0].cycle - there_at == 2 + 1
     assert bench.axi.beats[0].cycle - writes[0].cycle == 4 - 1
     assert bench.done["receive"] == [bench.axi.beats[-1].cycle + latency + 1]
+    await bench.end()
+    if parts == 1:
+        await take_stated_cycles_on_chip(dut)
+
+
+async def take_stated_cycles_on_chip(dut: Any) -> None:
+    """The same for words of the scratchpad."""
+    bench = Bench(dut, None, joined=False)
+    await bench.begin()
+    body = packet(SENT_PAD, PAD_BYTES, in_scratchpad=True)
+    bench.give("send", [body])
+    await bench.settle(send=1)
+    words = bench.channels.moved
+    assert words[0] - bench.drivers["send"].cycles[0] == 8
+    assert len(words) == words[-1] - words[0] + 1 == PAD_BYTES // 64 + 1
+    assert bench.done["send"] == [words[-1] + 1]
+    bench.channels.coming[0].extend(link_words(sent_packet(bench, body)))
+    bench.give("receive", [there(body)])
+    await bench.settle(receive=1)
+    takes, writes = bench.channels.taken, bench.pad.writes
+    assert takes[-1] - takes[1] == PAD_BYTES // 64 - 1
+    assert [write - take for take, write in zip(takes[1:], writes, strict=True)] == len(writes) * [
+        2
+    ]
+    assert bench.done["receive"] == [writes[-1] + 1]
     await bench.end()
