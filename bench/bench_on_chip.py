@@ -1,16 +1,18 @@
-"""On-chip links between simulated cores: bytes a cycle of a packet, and what an end costs.
+"""On-chip links between simulated cores: bytes a cycle of packets, and what an end costs.
 
 One core sends a packet from its memory, the other one puts it into its own, with memories that give
-a word a cycle and more (ideal) and with those of one and of two ports of a U280's HBM. Prints one
-JSON object: for each memory the cycles of the hardware and of the cycle model, the bytes a cycle
-from the first word to the last (two sizes of packets tell them), their share of the memory's rate,
-and whether that is enough. A byte that is lost or changed stops the bench. LUTs are the
-resource model's: Yosys counted those of an end (``bench_resources.py``). Cores have 4x4 cells.
+a word a cycle and more (ideal) and with those of one and of two ports of a U280's HBM. Then packets
+of 16 KiB go from scratchpad to scratchpad, as sums of gradients do. Prints one JSON object: for
+each of these the cycles of the hardware and of the cycle model, the bytes a cycle from the first
+word to the last (two sizes tell them), their share of the memory's rate, and whether that is
+enough. A byte that is lost or changed stops the bench. LUTs are the resource model's: Yosys counted
+those of an end (``bench_resources.py``). Cores have 4x4 cells.
 """
 
 import argparse
 import json
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from fractions import Fraction
 from functools import partial
@@ -26,6 +28,7 @@ from fpgapipe.hw.hls_models.cycles.link_cycles import WireTiming
 from fpgapipe.hw.hls_models.isa.instructions import Instruction, Opcode
 from fpgapipe.hw.hls_models.isa.program import Program
 from fpgapipe.hw.hls_models.model.core_protocol import check_program, prepare_program
+from fpgapipe.hw.hls_models.model.dma import transfer
 from fpgapipe.hw.hls_models.model.link_dma import packet
 from fpgapipe.hw.hls_models.model.registers import RegisterMap
 from fpgapipe.hw.hls_models.resources.core_counts import COEFFICIENTS
@@ -41,6 +44,8 @@ from fpgapipe.sim_tb.native.phy import WireSpec
 
 CORE = CoreSpec(4, 4, scratchpad=ScratchpadSpec(4, 1 << 14), links=(OnChipSpec(),), outstanding=64)
 
+PACKET_BYTES, PAD_BYTES = 1 << 14, CORE.scratchpad.size_bytes
+
 LATENCY_CYCLES = 5
 """Latency of wires that cross two boundaries of dies."""
 
@@ -48,19 +53,46 @@ LEAST_BYTES, LEAST_SHARE, MOST_LUTS = 62, 0.95, 3_000
 """What is wanted: bytes a cycle with an ideal memory, share of a port, LUTs of a link's end."""
 
 
-def packet_cycles(core: CoreSpec, memory: MemorySpec, size_bytes: int) -> tuple[int, int]:
-    """Cycles of a packet on the simulated cores and by the model; asserts that it arrived."""
-    registers = RegisterMap(core)
-    operations = (Opcode.SEND, Opcode.RECEIVE)
-    programs = [
-        Program.of(
-            [
-                Instruction(operation, (), (), 0, packet(0, size_bytes, stream=0)),
-                Instruction(Opcode.END),
-            ]
+END = Instruction(Opcode.END)
+
+
+def through_memory(size_bytes: int) -> list[list[Instruction]]:
+    """Programs that send a packet and receive it."""
+    body = packet(0, size_bytes)
+    return [[Instruction(each, body=body), END] for each in (Opcode.SEND, Opcode.RECEIVE)]
+
+
+def through_scratchpad(size_bytes: int) -> list[list[Instruction]]:
+    """Programs that load words, send packets from scratchpad to scratchpad, and store words."""
+    moves, sends, receives = (
+        [
+            Instruction(opcode, body=make(at % PAD_BYTES, min(PACKET_BYTES, size_bytes - at)))
+            for at in range(0, size_bytes, PACKET_BYTES)
+        ]
+        for opcode, make in (
+            (Opcode.LOAD, lambda at, size: transfer(at, at, size)),
+            (Opcode.SEND, partial(packet, in_scratchpad=True)),
+            (Opcode.RECEIVE, partial(packet, in_scratchpad=True)),
         )
-        for operation in operations
-    ]
+    )
+    moves = moves[: PAD_BYTES // PACKET_BYTES]
+    stores = [replace(each, opcode=Opcode.STORE) for each in moves]
+    moves[-1], receives[-1] = (replace(each[-1], signal=(0,)) for each in (moves, receives))
+    sends[0], stores[0] = (replace(each[0], wait=(0,)) for each in (sends, stores))
+    return [[*moves, *sends, END], [*receives, *stores, END]]
+
+
+def packet_cycles(
+    core: CoreSpec,
+    memory: MemorySpec,
+    size_bytes: int,
+    make: Callable[[int], list[list[Instruction]]],
+) -> tuple[int, int]:
+    """Cycles of so many bytes on simulated cores and by the model; asserts that they arrived."""
+    registers = RegisterMap(core)
+    programs = [Program.of(each) for each in make(size_bytes)]
+    if make is through_scratchpad:  # which goes round
+        size_bytes = min(size_bytes, PAD_BYTES)
     values = np.random.default_rng(size_bytes).integers(0, 256, size_bytes, np.uint8)
     entry = page(size_bytes)
     library, _, _ = build_device(core)
@@ -110,16 +142,17 @@ def main() -> None:
     board = load_board("u280").device_spec()
     port = board.memory_bytes_per_s / board.clk_hz
     latency = math.ceil(board.memories[0].latency_s * board.clk_hz)
-    cases: dict[str, tuple[int, MemorySpec]] = {
-        "ideal": (1, MemorySpec(128, latency)),
-        "one port": (1, MemorySpec(port, latency)),
-        "two ports": (2, MemorySpec(2 * port, latency)),
+    cases: dict[str, tuple[int, MemorySpec, Callable[[int], list[list[Instruction]]]]] = {
+        "ideal": (1, MemorySpec(128, latency), through_memory),
+        "one port": (1, MemorySpec(port, latency), through_memory),
+        "two ports": (2, MemorySpec(2 * port, latency), through_memory),
+        "scratchpad": (1, MemorySpec(port, latency), through_scratchpad),
     }
     found: dict[str, Any] = {}
-    for name, (ports, memory) in cases.items():
+    for name, (ports, memory, make) in cases.items():
         core = replace(CORE, memory_ports=ports)
         (small, small_model), (large, large_model) = (
-            packet_cycles(core, memory, size) for size in (size_bytes // 4, size_bytes)
+            packet_cycles(core, memory, size, make) for size in (size_bytes // 4, size_bytes)
         )
         moved = size_bytes - size_bytes // 4
         rate = moved / (large - small)

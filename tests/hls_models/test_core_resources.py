@@ -354,9 +354,12 @@ def test_links_are_counted():
     spec = CoreSpec(8, 16, 1, 256, ScratchpadSpec(2, 1 << 14), 64)
     linked = dataclasses.replace(spec, links=(LinkEngineSpec(),))
     alone, found = total_of(spec), total_of(linked)
-    # Link, send, receive, arbiters of writers and readers, sequencer, registers, clock.
-    lut = 7 + 5088 + 2622 + 2255 + 695 + (195 - 191) + (4180 - 2839) + (2674 - 1154)
-    ff = 45 + 4654 + 3608 + 3036 + 104 + (184 - 182) + (7450 - 5981) + (2285 - 1352)
+    # Link, send, receive, shared ports of reads and writes, arbiters of writers and readers,
+    # sequencer, registers, clock.
+    lut = 7 + 5088 + 3276 + 2434 + 37 + 575 + 695
+    lut += (195 - 191) + (4180 - 2839) + (2674 - 1154)
+    ff = 45 + 4654 + 3656 + 3111 + 4 + 4 + 104
+    ff += (184 - 182) + (7450 - 5981) + (2285 - 1352)
     assert found.lut - alone.lut == pytest.approx(lut, rel=0.02)
     assert found.ff - alone.ff == pytest.approx(ff, rel=0.02)
     assert found.bram36 - alone.bram36 == 29.5 + 7.5
