@@ -263,7 +263,11 @@ FAULTS = {
         "receives_stop_at_errors",
     ),
     "gives words to another reader": (r"owner3\[1\]", "owner3[0]", "packets_match_model"),
-    "changes turns while a word waits": (r"waits \? kept : next", "next", "packets_match_model"),
+    "changes turns while a word waits": (
+        r"(?<=assign moves = )\\\$\S+ +& (\\\$\S+) ",
+        r"\1",
+        "packets_match_model",
+    ),
 }
 
 

@@ -68,8 +68,8 @@ class _OnChip:
     ----------
     taken, active : Signal
         Such an instruction is taken in this cycle; one has been taken before.
-    word, left : Signal
-        Number of the next word in the scratchpad, and how many are left.
+    word, left, more : Signal
+        Number of the next word in the scratchpad, how many are left, and whether any are.
     index : Signal
         Number of the instruction.
     """
@@ -80,8 +80,9 @@ class _OnChip:
         self.word = Signal(bits, reset_less=True)
         self.left = Signal(bits + 1, reset_less=True)
         self.index = Signal(32, reset_less=True)
+        self.more = Signal()
         with m.If(self.taken):
-            m.d.sync += self.active.eq(1)
+            m.d.sync += [self.active.eq(1), self.more.eq(1)]
         with m.Elif(done):
             m.d.sync += self.active.eq(0)
 
@@ -111,7 +112,11 @@ class _OnChip:
     def step(self, m, moves):
         """Go on to the next word when one moves."""
         with m.If(moves):
-            m.d.sync += [self.word.eq(self.word + 1), self.left.eq(self.left - 1)]
+            m.d.sync += [
+                self.word.eq(self.word + 1),
+                self.left.eq(self.left - 1),
+                self.more.eq(self.left != 1),
+            ]
 
 
 def _take(m, engine, inner, packets, inside, on_chip):
@@ -154,7 +159,8 @@ class SendEngine(wiring.Component):
     `spec.outstanding` bursts are requested or buffered, so the bus never waits for the link.
 
     A packet from the scratchpad is taken when all before have been sent, and its tag is at the link
-    8 cycles later, followed by a word a cycle. No instruction is taken until it has been sent.
+    8 cycles later, followed by a word a cycle. No instruction is taken until it has been sent. With
+    `fpgapipe.hw.rtl.dma.shared_ports.SharedPort`, the first word may wait a cycle more.
 
     An error is reported at once. The words in the buffer are not sent, so packets before the error
     may be incomplete, and the host has to reset the link. There is at most one error; after it, the
@@ -299,18 +305,17 @@ class SendEngine(wiring.Component):
     def _read_scratchpad(self, m, on_chip, words, loaded, asked, room, stopped):
         """Give the words that an instruction has in the scratchpad to the buffer."""
         waits = Signal()  # a request that has been made stays
+        has_room = Signal()  # for the word that is requested next, and one that is on its way
         coming = Signal.like(on_chip.left)
         word = Signal(words.i.payload.shape())
         step = Signal()
         m.d.comb += [
             self.read.address.eq(on_chip.word << OFFSET_BITS),
-            self.read.valid.eq(
-                on_chip.active & (on_chip.left != 0) & (room != 0) & (~stopped | waits)
-            ),
+            self.read.valid.eq(on_chip.more & ((has_room & ~stopped) | waits)),
             step.eq(self.read.valid & self.read.ready),
             word.eq(Cat(self.read.data, coming == 1)),
         ]
-        m.d.sync += waits.eq(self.read.valid & ~self.read.ready)
+        m.d.sync += [waits.eq(self.read.valid & ~self.read.ready), has_room.eq(room > 1)]
         on_chip.step(m, step)
         with m.If(on_chip.taken):
             m.d.sync += coming.eq(self.i.payload.body.row_bytes >> OFFSET_BITS)
@@ -334,8 +339,8 @@ class ReceiveEngine(wiring.Component):
     the link meanwhile buffers the words that arrive.
 
     A packet for the scratchpad is taken when all before have been written, and no instruction is
-    taken until it has been. Its words are written 2 cycles after they were taken, and `done` comes
-    a cycle after the last of them.
+    taken until it has been. Its words are written 2 cycles after they were taken, or 3 if the port
+    of the scratchpad is shared, and `done` comes a cycle after the last of them.
 
     An error is reported when everything before it is done, as
     `fpgapipe.hw.hls_models.model.link_dma.receive` defines it. There is at most one error; after
@@ -476,7 +481,7 @@ class ReceiveEngine(wiring.Component):
                         code.eq(Mux(fits, ErrorCode.NONE, ErrorCode.LINK_STREAM)),
                     ]
             with m.Elif(active & ~stopped & ~failed & ~ended):
-                with m.If(wrong_tag | (complete & (have == 0) & (on_chip.left != 0))):
+                with m.If(wrong_tag | (complete & (have == 0) & on_chip.more)):
                     m.d.sync += code.eq(ErrorCode.LINK_STREAM)
                 with m.Elif(lost):
                     m.d.sync += code.eq(ErrorCode.LINK_DOWN)
@@ -524,9 +529,7 @@ class ReceiveEngine(wiring.Component):
             self.write.address.eq(on_chip.word << OFFSET_BITS),
             self.write.data.eq(came.payload),
             self.write.mask.eq((1 << GRANULES) - 1),
-            self.write.valid.eq(
-                on_chip.active & (on_chip.left != 0) & came.valid & (~stopped | waits)
-            ),
+            self.write.valid.eq(on_chip.more & came.valid & (~stopped | waits)),
             writes.eq(self.write.valid & self.write.ready),
         ]
         m.d.sync += waits.eq(self.write.valid & ~self.write.ready)

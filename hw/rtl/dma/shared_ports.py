@@ -11,15 +11,17 @@ from fpgapipe.hw.rtl.lib.turns import by_turns
 class SharedPort(wiring.Component):
     """Lets several engines use one port of the scratchpad by turns.
 
-    The latency is 0 and the throughput an access per cycle, of all engines together. An access that
-    waits for the scratchpad keeps its turn.
+    The engine that has the turn uses the port in the same cycle. Whenever it asks for nothing, or
+    an access of its has been accepted, the turn goes to the next one that asks. So the throughput
+    is an access per cycle, of all engines together, and an access waits one cycle for a turn that
+    an idle engine has. No choice is on the paths between the engines and the scratchpad.
 
     Parameters
     ----------
     port : ReadPort or WritePort
         Signature of the port.
     count : int
-        Number of engines.
+        Number of engines; the first one has the turn after a reset.
 
     Members
     -------
@@ -33,27 +35,28 @@ class SharedPort(wiring.Component):
 
     def elaborate(self, platform):  # noqa: D102
         m = Module()
-        asks, chosen, kept = (Signal(self._count, name=n) for n in ("asks", "chosen", "kept"))
-        accept, waits = Signal(), Signal()
-        following = by_turns(m, asks, accept)
+        asks, turn = Signal(self._count), Signal(self._count, init=1)
+        goes, moves = Signal(), Signal()
+        following = by_turns(m, asks, moves)
         m.d.comb += [
             asks.eq(Cat(each.valid for each in self.engines)),
-            chosen.eq(Mux(waits, kept, following)),
-            self.o.valid.eq((asks & chosen).any()),
-            accept.eq(self.o.valid & self.o.ready),
+            self.o.valid.eq((asks & turn).any()),
+            goes.eq(~self.o.valid | self.o.ready),
+            moves.eq(goes & asks.any()),
         ]
-        m.d.sync += [waits.eq(self.o.valid & ~self.o.ready), kept.eq(chosen)]
+        with m.If(moves):
+            m.d.sync += turn.eq(following)
         is_read = isinstance(self._port, ReadPort)
         for name in ("address",) if is_read else ("address", "data", "mask"):
             first, *others = (getattr(each, name) for each in self.engines)
             for number, value in enumerate(others, 1):
-                first = Mux(chosen[number], value, first)
+                first = Mux(turn[number], value, first)
             m.d.comb += getattr(self.o, name).eq(first)
         for number, each in enumerate(self.engines):
-            m.d.comb += each.ready.eq(self.o.ready & chosen[number])
+            m.d.comb += each.ready.eq(self.o.ready & turn[number])
         if is_read:
             # The data come in the order of the accesses, so many cycles behind them.
-            owners = [asks & chosen]
+            owners = [turn]
             for cycle in range(READ_LATENCY):
                 owner = Signal(self._count, name=f"owner{cycle}", reset_less=True)
                 m.d.sync += owner.eq(owners[-1])
