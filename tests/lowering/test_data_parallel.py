@@ -24,7 +24,7 @@ from fpgapipe.lowering.program.device_program import SUM
 from fpgapipe.lowering.program.step import build_step
 from fpgapipe.lowering.schedule.tasks import single_device
 from fpgapipe.lowering.shards.degrees import Degrees
-from fpgapipe.lowering.sums import all_reduce
+from fpgapipe.lowering.sums import all_reduce, on_chip_sum
 from fpgapipe.lowering.units.step_options import StepOptions
 from fpgapipe.network.initial_values import initial_parameters, random_batch
 from fpgapipe.network.zoo.layers import Network
@@ -116,6 +116,21 @@ def test_weights_of_one_device(num_devices, order, core, monkeypatch):
             # Running averages are those of the first device's micro-batch.
             wanted = first[name] if ".running_" in name else value
             np.testing.assert_array_equal(device[name], wanted, err_msg=name)
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_room_for_one_chunk(order, monkeypatch):
+    """No device waits for one that waits for it, if the scratchpad has no room for more."""
+    monkeypatch.setattr(all_reduce, "CHUNK_BYTES", (512, 1024))
+    monkeypatch.setattr(on_chip_sum, "PLACES", 1)
+    graph = every_operator(SAMPLES)
+    inputs, labels = random_batch(graph, 0, 6)
+    expected = on_one(graph, inputs, labels)
+    _, _, found = on_several(graph, 6, inputs, labels, order, core=NODE)
+    for device in found:
+        for name in expected.keys() - {"outcome"}:
+            if ".running_" not in name:
+                np.testing.assert_array_equal(device[name], expected[name], err_msg=name)
 
 
 def test_several_micro_batches_on_a_device(monkeypatch):
