@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec
     from fpgapipe.lowering.program.arenas import Arenas
     from fpgapipe.lowering.program.share import Share
-    from fpgapipe.lowering.tiling.kernel import Kernel, Region, Tensor
+    from fpgapipe.lowering.tiling.kernel import Kernel, Region
 
 
 class GradientSum:

@@ -102,7 +102,7 @@ def _begins(opcodes: bytes, is_link: bool) -> Numbers:
     moves = (Opcode.LOAD, Opcode.STORE)
     if not is_link:
         assert opcodes[0] == Opcode.LOAD, "a kernel must begin with a load"
-        assert opcodes[-1] in moves, "a kernel must end with a store"
+        assert opcodes[-1] in moves, "a kernel must end with a store or a load"
     found = [0]
     for place, (before, opcode) in enumerate(pairwise(opcodes), 1):
         if opcode == Opcode.VECTOR:

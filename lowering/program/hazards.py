@@ -29,7 +29,8 @@ if TYPE_CHECKING:
 STORED = 10
 """Semaphore by which a STORE lets a LOAD of another kernel begin.
 
-Kernels use the semaphores below it themselves and, in a program of two lanes, some above it.
+Kernels use the semaphores below it themselves and, in a program of two lanes or with sums over
+devices, some above it.
 """
 
 MANY = 10_000

@@ -462,7 +462,8 @@ def find_waits(
     the results of the kernel whose part of the chip it takes over. Neither earlier LOADs nor
     earlier STOREs need a wait for what is overwritten: a kernel stores only after its first LOAD,
     and LOADs and STOREs each run in order. A RECEIVE waits until no earlier instruction needs what
-    it overwrites; a kernel that has stored all its results has loaded all its operands.
+    it overwrites; a kernel that has stored all its results has loaded all its operands. It does not
+    wait for one that stores nothing: a sum comes back only after the values in its place have gone.
 
     Parameters
     ----------

@@ -17,7 +17,7 @@ from fpgapipe.hw.hls_models.model.dma import transfer
 from fpgapipe.hw.hls_models.model.link_dma import packet
 from fpgapipe.hw.hls_models.numerics.element_format import FP32
 from fpgapipe.lowering.tiling.elementwise import FlatStep, flat_step
-from fpgapipe.lowering.tiling.kernel import FREE, Region, Semaphore, Track, vector_instruction
+from fpgapipe.lowering.tiling.kernel import Region, Semaphore, Track, vector_instruction
 from fpgapipe.lowering.tiling.tile import ceil_word
 
 if TYPE_CHECKING:
@@ -33,9 +33,9 @@ PLACES = 8
 _ADDITION = FlatStep("sum", "sum", "own", {"addend": Addend.Y})
 
 
-_FURTHER = ((11, 12, 13), (19, 20, 21))
-"""Semaphores besides those of vector kernels, in programs of one lane and of two: that a chunk has
-come, that a sum can go, and that it has gone."""
+CAME, ADDED, GONE = 11, 12, 13
+"""Semaphores besides those of vector kernels: that a chunk has come, that a sum can go, and that it
+has gone. In programs of two lanes, products have the first two."""
 
 
 @dataclass(frozen=True)
@@ -68,8 +68,8 @@ class OnChipSum:
 
     @property
     def track(self) -> Track:
-        """Track of the vector engine, which adds, for the kernel's lane."""
-        return Track(Track.VECTOR + 2 * self.region.lane)
+        """Track of the vector engine, which adds."""
+        return Track.VECTOR
 
     @property
     def reads(self) -> frozenset[str]:
@@ -85,15 +85,14 @@ class OnChipSum:
     def instructions(self, addresses: Mapping[str, int]) -> Program:
         """See `fpgapipe.lowering.tiling.kernel.Kernel`."""
         size, places = _size_and_places(self.region, self.chunks)
-        *_, gone = _FURTHER[self.region.lanes > 1]
-        parts: list[Program] = [Program.of([self._barrier(addresses, signal=(gone,))])]
+        parts: list[Program] = [Program.of([self._barrier(addresses, signal=(GONE,))])]
         for number, others in enumerate(self.others):
             if number < len(self.chunks):
                 at = self.region.base + number % places * size
                 own = at + self.region.size_bytes // 2 // WORD_BYTES * WORD_BYTES
                 parts.append(Program.of(self._chunk(number, at, own, places, addresses)))
             parts += [each.instructions(addresses) for each in others]
-        parts.append(Program.of([self._barrier(addresses, wait=(FREE[self.region.lane],))]))
+        parts.append(Program.of([self._barrier(addresses, wait=(int(Semaphore.FREE),))]))
         return Program.joined(parts)
 
     def _barrier(
@@ -113,19 +112,18 @@ class OnChipSum:
         """Receive a chunk, add the device's own one, and send or store the sum."""
         chunk, waits = self.chunks[number], number >= places
         again, is_last = number + places < len(self.chunks), number == len(self.chunks) - 1
-        came, added, gone = _FURTHER[self.region.lanes > 1]
         # The first chunk waits until all kernels before have left the region.
-        begins = (gone,) if waits or number == 0 else ()
-        yield _on_chip(self.comes[number], at, begins, (came,))
-        free = (FREE[self.region.lane],)
+        begins = (GONE,) if waits or number == 0 else ()
+        yield _on_chip(self.comes[number], at, begins, (CAME,))
+        free = (int(Semaphore.FREE),)
         body = transfer(addresses[chunk.name], own, chunk.size_bytes)
         loaded = int(Semaphore.LOADED)
-        added = added if self.goes else int(Semaphore.COMPUTED)
+        added = ADDED if self.goes else int(Semaphore.COMPUTED)
         yield Instruction(Opcode.LOAD, free if waits else (), (loaded,), body=body)
         step = flat_step(_ADDITION, {"sum": FP32, "own": FP32}, 0, chunk.elements)
         buffers = {"sum": at, "own": own}
-        yield vector_instruction(step, buffers, (loaded, came), (added, *(free if again else ())))
-        signals = (gone,) if again else free if is_last else ()
+        yield vector_instruction(step, buffers, (loaded, CAME), (added, *(free if again else ())))
+        signals = (GONE,) if again else free if is_last else ()
         if self.goes:
             yield _on_chip(self.goes[number], at, (added,), signals)
             return
@@ -148,8 +146,15 @@ def _on_chip(
 
 
 def adds_on_chip(core: CoreSpec, region: Region, chunks: Sequence[Tensor]) -> bool:
-    """Whether sums that come over a core's links need not pass through memory."""
-    return core.link_port_bytes == WORD_BYTES and _size_and_places(region, chunks)[1] > 0
+    """Whether sums that come over a core's links need not pass through memory.
+
+    Programs of two lanes have no semaphores left for that.
+    """
+    return (
+        region.lanes == 1
+        and core.link_port_bytes == WORD_BYTES
+        and _size_and_places(region, chunks)[1] > 0
+    )
 
 
 def _size_and_places(region: Region, chunks: Sequence[Tensor]) -> tuple[int, int]:

@@ -114,7 +114,10 @@ class Kernel(Protocol):
         ...
 
     def instructions(self, addresses: Mapping[str, int]) -> Program:
-        """Return the instructions; a GEMM or VECTOR kernel has a LOAD, and ends with a STORE.
+        """Return the instructions.
+
+        A GEMM or VECTOR kernel begins with a LOAD, and ends with a STORE or, if it stores nothing,
+        with a LOAD that waits until it has left the scratchpad.
 
         Parameters
         ----------
@@ -145,7 +148,7 @@ class Semaphore(IntEnum):
     STORED1 = 18
 
 
-FREE = (int(Semaphore.FREE), int(Semaphore.FREE1))
+_FREE = (int(Semaphore.FREE), int(Semaphore.FREE1))
 _STORED = (int(Semaphore.STORED), int(Semaphore.STORED1))
 """Semaphore of each lane."""
 
@@ -343,7 +346,7 @@ class VectorKernel:
     def _template(self) -> "_VectorTemplate":
         buffer_count = self.buffer_count
         places = [self._places(copy) for copy in range(buffer_count)]
-        free, stored = FREE[self.region.lane], _STORED[self.region.lane]
+        free, stored = _FREE[self.region.lane], _STORED[self.region.lane]
         program: list[Instruction] = []
         tensors: list[str | None] = []
         ahead: list[int] = []

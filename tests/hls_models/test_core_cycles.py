@@ -12,7 +12,7 @@ from fpgapipe.hw.hls_models.cycles.core_cycles import CoreRun, MemorySpec, predi
 from fpgapipe.hw.hls_models.cycles.instruction_cycles import gemm_timing, words_of_transfer
 from fpgapipe.hw.hls_models.cycles.run_tables import Tables
 from fpgapipe.hw.hls_models.cycles.vector_cycles import meeting_cycles
-from fpgapipe.hw.hls_models.isa.instructions import Instruction, Opcode
+from fpgapipe.hw.hls_models.isa.instructions import LINK_OPCODES, Instruction, Opcode
 from fpgapipe.hw.hls_models.isa.program import encode
 from fpgapipe.hw.hls_models.isa.vector_op import Source, Target, VectorOp
 from fpgapipe.hw.hls_models.model.link_dma import packet
@@ -80,6 +80,18 @@ def test_reads_and_writes_share_the_memory():
     ask(s, 1, 1, words=16, bursts=1, begins=18)
     share_rates(s, 0, 18)
     assert (reads.rate, writes.rate, bus.bus_next) == (0.5, 0.5, 34)
+
+
+@pytest.mark.parametrize("opcode", LINK_OPCODES)
+def test_packets_of_the_scratchpad_are_as_fast_as_links(opcode):
+    """One behind the other, whatever the memory gives."""
+    core = CoreSpec(32, 32, links=(LinkEngineSpec(phy_bytes=16, frame_words=16),))
+    body = packet(0, 1024 * 16, in_scratchpad=True)
+    few, many = (
+        predict([*[Instruction(opcode, body=body)] * count, END], core, MemorySpec(4)).ends[-2]
+        for count in (8, 24)
+    )
+    assert many - few == pytest.approx(16 * 1024 * 65 / 64, rel=0.01)
 
 
 def test_packets_are_as_fast_as_links():

@@ -5,7 +5,8 @@ import re
 import numpy as np
 import pytest
 
-from fpgapipe.hw.hls_models.isa.instructions import ErrorCode, Instruction, Opcode
+from fpgapipe.hw.hls_models.isa.instructions import ErrorCode, Instruction, Opcode, decode
+from fpgapipe.hw.hls_models.isa.program import Program, encode
 from fpgapipe.hw.hls_models.model.cluster import ClusterDeadlock, run_cluster
 from fpgapipe.hw.hls_models.model.core import CoreError, CoreModel
 from fpgapipe.hw.hls_models.model.dma import transfer
@@ -121,6 +122,54 @@ def test_a_deadlock_names_who_waits_for_whom():
         "link 1; device 1 waits at instruction 0 (RECEIVE[0]) for stream 5 on channel 2 of device "
         "0's link 1"
     )
+
+
+def test_a_deadlock_names_the_receive_into_the_scratchpad():
+    body, other = packet(0, 64, stream=5, in_scratchpad=True), packet(0, 64, channel=1, stream=6)
+    programs = [[receive(1, other), receive(0, body), END], [END], [END]]
+    with pytest.raises(ClusterDeadlock, match=r"^device 0 waits at instruction 1 \(RECEIVE\[0\]\)"):
+        run_cluster(models(3), programs, RING)
+    programs[0] = [receive(0, other), receive(0, body), END]
+    with pytest.raises(ClusterDeadlock, match=r"^device 0 waits at instruction 0 \(RECEIVE\[0\]\)"):
+        run_cluster(models(3), programs, RING)
+
+
+def test_packets_pass_through_scratchpads():
+    """They go from the memory of the first device to that of the last, and touch no other."""
+    size = 256
+    begun = models(3)
+    memories = [model.memory.copy() for model in begun]
+    pads = [model.scratchpad.copy() for model in begun]
+    body, pad = packet(64, size, stream=7), packet(128, size, stream=7, in_scratchpad=True)
+    programs = [[send(1, body), END], [receive(0, pad), send(1, pad), END], [receive(0, body), END]]
+    run_cluster(begun, programs, RING)
+    np.testing.assert_array_equal(begun[2].memory[64 : 64 + size], memories[0][64 : 64 + size])
+    np.testing.assert_array_equal(begun[1].scratchpad[128 : 128 + size], memories[0][64:][:size])
+    pads[1][128 : 128 + size] = memories[0][64:][:size]
+    for model, memory, own in zip(begun[:2], memories, pads, strict=False):
+        np.testing.assert_array_equal(model.memory, memory)
+        np.testing.assert_array_equal(model.scratchpad, own)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"row_bytes": 96}, {"memory": 32}, {"rows": 1}, {"memory": 1 << 30}, {"row_bytes": 0}],
+)
+def test_words_that_the_scratchpad_has_not_are_an_error(change):
+    body = packet(0, 64, in_scratchpad=True) | change
+    for program in ([send(0, body), END], [receive(0, body), END]):
+        with pytest.raises(CoreError) as caught:
+            run_cluster(models(1), [program], [((0, 0), (0, 1))])
+        assert caught.value.code is ErrorCode.BAD_FIELD
+
+
+def test_addresses_in_the_scratchpad_stay():
+    """A program that is moved in memory keeps them, and has no span of memory there."""
+    program = Program.of([send(0, packet(64, 128, in_scratchpad=True)), send(0, packet(64, 128))])
+    moved = program.moved(1 << 20)
+    assert [each.body["memory"] for each in moved] == [64, 64 + (1 << 20)]
+    assert moved.spans[0].tolist() == [-1, 64 + (1 << 20)]
+    assert decode(moved.encode() + encode([END])) == [*moved, END]
 
 
 def test_a_link_to_nowhere_is_an_error():

@@ -78,14 +78,13 @@ def test_gradients_are_those_of_one_device(network, num_stages, kind, order):
     assert max(found.values()) < NEAR, found
 
 
-@pytest.mark.parametrize("network", [language, thrice])
+@pytest.mark.parametrize("num_stages", [3, 4, 6])
 @pytest.mark.parametrize("order", ORDERS)
-def test_gradients_of_programs_of_two_lanes(network, order):
-    """The additions have other semaphores than the products of the second lane."""
-    graph, core = network(SAMPLES), replace(CORE, num_engines=2)
-    pipeline, found = differences(graph, cut(graph, 3), "fbp-as", order, core)
+def test_gradients_of_programs_of_two_lanes(num_stages, order):
+    """They add up in memory, for which they have semaphores enough."""
+    graph, core = thrice(SAMPLES), replace(CORE, num_engines=2)
+    _, found = differences(graph, cut(graph, num_stages), "fbp-as", order, core)
     assert max(found.values()) < NEAR, found
-    assert any(each.body.get("in_scratchpad") for each in pipeline.parts[-1].instructions)
 
 
 def test_without_the_sum_gradients_differ(monkeypatch):

@@ -70,6 +70,8 @@ def channels_of_bus(
     reads["hold"] = latency_cycles + LOAD_HOLD_CYCLES
     writes["hold"] = latency_cycles + STORE_HOLD_CYCLES
     reads["fastest"] = writes["fastest"] = [own, *links]
+    on_link = [min(link / WORD_BYTES, 1) for link in link_bytes_per_cycle]
+    reads["on_link"] = writes["on_link"] = [0, *on_link]
     # The chunks of a packet are blocks that follow one another, and so at both ports.
     table["in_block"] = table["fastest"]
     table["in_block"][:2] = np.minimum(own, port)

@@ -87,7 +87,7 @@ ENGINE = _record(
 CHANNEL = _record(
     *("head", "tail", "outstanding", "most_words", "opener", "opener_left", "places"),
     *("waiting", "ended", "ended_program", "grows"),
-    floats=("hold", "fastest", "in_block", "rate", "free", "emptied", "want", "share"),
+    floats=("hold", "fastest", "in_block", "rate", "free", "emptied", "want", "share", "on_link"),
 )
 """One direction of the bus: words move in the order in which they were requested.
 
@@ -98,7 +98,8 @@ CHANNEL = _record(
   left the list, and `places` is the number of places that are left.
 * `fastest` is the largest number of words per cycle, and `in_block` that of words which one of two
   memory ports has; `most_words` is the largest number of words that may be requested at a time, and
-  `free` the earliest begin of the next burst.
+  `free` the earliest begin of the next burst. `on_link` is the largest number of words per cycle
+  between a link and the scratchpad.
 * `ended` is the instruction whose words have just ended, or -1, and `ended_program` says whether
   they were words of the program.
 * `want`, `share` and `grows` are used while the rates are set.
@@ -117,8 +118,8 @@ PORT = _record(
 * Its fields from `first_send` to `written` are indices into the tables of `sends` and `receives`;
   each says how far a step of their processing has come.
 * `room` has, for each channel, the number of frames or words that the link can still take, and
-  `arrived` that of those which have arrived. `words_room` is the room for words that are read from
-  memory. Words of the scratchpad are read from `read_from` on.
+  `arrived` that of those which have arrived. `words_room` is the room for words that are read.
+  Words of the scratchpad are read from `read_from` on.
 * `words`, `frames` and `busy` count the traffic that this end has sent.
 * `other` is the number of the other end, or -1.
 * The fields from `cuts_through` to `heard` are those of `EndCycles`.

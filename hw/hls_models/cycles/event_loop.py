@@ -169,13 +169,13 @@ def _start(s: State, device: int, number: int, index: int, now: float) -> float:
     if kind == LINK_RECEIVE:
         start_receive(s, engine.port, index, now)
         return now
-    if code.on_chip:  # words that come, or go, as fast as the link
-        waits = RECEIVE_CYCLES + ON_CHIP_WRITE_CYCLES
-        if kind == SEND:
-            waits = ON_CHIP_READ_CYCLES + SEND_CYCLES
-        end_instruction(
-            s, device, index, now + waits + code.words / s.channels[engine.channel].fastest
-        )
+    if code.on_chip:
+        # The words pass as fast as the link, behind those of the instruction before.
+        channel = s.channels[engine.channel]
+        before = ON_CHIP_READ_CYCLES if kind == SEND else RECEIVE_CYCLES
+        behind = SEND_CYCLES if kind == SEND else ON_CHIP_WRITE_CYCLES
+        channel.free = larger(now + before, channel.free) + code.words / channel.on_link
+        end_instruction(s, device, index, channel.free + behind)
         return now
     if kind == STORE:
         begins = now + STORE_CYCLES

@@ -98,7 +98,7 @@ def start_send(s: State, port: int, index: int, now: float) -> None:
 
 @compilable
 def frame_read(s: State, port: int, now: float) -> None:
-    """Take the words of a frame that have been read from memory."""
+    """Take the words of a frame that have been read."""
     s.ports[port].waiting += 1
     _enter(s, port, now)
 

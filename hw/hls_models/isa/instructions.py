@@ -276,8 +276,9 @@ def span_of(instruction: Instruction) -> Span:
 def semaphores_of_core(num_links: int, num_engines: int) -> int:
     """Number of semaphores of a core; its programs may not name others.
 
-    Kernels use 10 themselves. Between them there is one for each pair of engines of which one waits
-    for the other: at most 7 with one link, and 19 with two.
+    Kernels use 10 themselves, and 3 more those that add up what comes over links. Between them
+    there is one for each pair of engines of which one waits for the other: at most 7 with one link,
+    and 19 with two.
     """
     if num_links > 1:
         return NUM_SEMAPHORES

@@ -2,7 +2,8 @@
 
 A core runs until it needs a packet that has not arrived. Links lose nothing and hold any number of
 packets. The model thus runs one of the orders that are possible on the cluster: each device runs
-its instructions in program order, and a RECEIVE at the latest when its bytes are needed.
+its instructions in program order, and a RECEIVE at the latest when its bytes are needed, or when it
+is one into the scratchpad.
 """
 
 from collections.abc import Mapping, Sequence
@@ -89,11 +90,20 @@ def run_cluster(
                 going.remove(device)
                 moved = True
     if going:
-        late = {device: models[device].late[0] for device in going}
+        late = {device: _waiting(models[device], programs[device], at[device]) for device in going}
         raise ClusterDeadlock(
             {device: index for device, (index, _) in late.items()},
             "; ".join(_reason(device, *each, peers) for device, each in late.items()),
         )
+
+
+def _waiting(model: CoreModel, program: Sequence[Instruction], at: int) -> tuple[int, Instruction]:
+    """The RECEIVE that a device waits for, which stands at an instruction or at the end."""
+    here = program[at] if at < len(program) else None
+    if here is not None and here.opcode is Opcode.RECEIVE:
+        late = [each for each in model.late if each[1].engine == here.engine]
+        return late[0] if late else (at, here)
+    return model.late[0]
 
 
 def _deliver(models: Sequence[CoreModel], device: int, peers: Mapping[End, End]) -> bool:

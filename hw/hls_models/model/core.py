@@ -144,7 +144,8 @@ class CoreModel:
         """Run a program to its END, or to an instruction that needs a packet that has not arrived.
 
         A RECEIVE whose packet has not arrived is postponed until another instruction uses the bytes
-        that it writes, because on the core it waits in a queue of its own.
+        that it writes, because on the core it waits in a queue of its own. Only one into the
+        scratchpad is not, so the packet must depend on nothing behind it in the program.
 
         Where there is a C++ compiler, a long program is prepared, and kept for its next run. This
         changes no bit of the results (:mod:`fpgapipe.hw.hls_models.native.native_program`).

@@ -226,6 +226,7 @@ class SendEngine(wiring.Component):
         inside = Signal(range(2 * NUM_PACKETS + 1))
         ends, fails = Signal(), Signal()
         on_chip = _OnChip(m, self.spec, ends) if reaches_scratchpad(self.spec) else None
+        asks = Const(0)
         _take(m, self, load, packets, inside, on_chip)
 
         # There is always room in the buffer for all words that are requested.
@@ -241,7 +242,7 @@ class SendEngine(wiring.Component):
             load.halt.eq(self.halt | stopped),
         ]
         if on_chip is not None:
-            self._read_scratchpad(m, on_chip, words, load.o, asked, room, stopped)
+            asks = self._read_scratchpad(m, on_chip, words, asked, room, stopped)
         moves = Signal()
         at_end, at_begin = last_part(m, moves, parts)
         m.d.sync += room.eq(room - asked + (words.o.valid & words.o.ready & at_end))
@@ -279,7 +280,7 @@ class SendEngine(wiring.Component):
         m.d.comb += [
             ends.eq(goes & out.o.payload.word.last),
             fails.eq(self.down & (out.o.valid | packets.o.valid) & ~ends),
-            self.busy.eq(load.busy | ((inside != 0) & ~stopped)),
+            self.busy.eq(load.busy | ((inside != 0) & ~stopped) | asks),
             self.idle.eq(~self.busy),
         ]
         m.d.sync += [
@@ -302,8 +303,8 @@ class SendEngine(wiring.Component):
             m.d.sync += stopped.eq(1)
         return m
 
-    def _read_scratchpad(self, m, on_chip, words, loaded, asked, room, stopped):
-        """Give the words that an instruction has in the scratchpad to the buffer."""
+    def _read_scratchpad(self, m, on_chip, words, asked, room, stopped):
+        """Give the words of the scratchpad to the buffer; return whether one is asked for."""
         waits = Signal()  # a request that has been made stays
         has_room = Signal()  # for the word that is requested next, and one that is on its way
         coming = Signal.like(on_chip.left)
@@ -327,6 +328,7 @@ class SendEngine(wiring.Component):
                 words.i.payload.eq(word),
                 words.i.valid.eq(self.read.data_valid),
             ]
+        return self.read.valid
 
 
 class ReceiveEngine(wiring.Component):
@@ -408,10 +410,10 @@ class ReceiveEngine(wiring.Component):
         failed = code != ErrorCode.NONE
         inside = Signal(range(2 * NUM_PACKETS + 1))
         on_chip = None
-        active, index = Const(0), Const(0, 32)
+        active, gives, index = Const(0), Const(0), Const(0, 32)
         if reaches_scratchpad(self.spec):
             on_chip = _OnChip(m, self.spec, ended)
-            active, index = on_chip.active, on_chip.index
+            active, gives, index = on_chip.active, self.write.valid, on_chip.index
         _take(m, self, store, packets, inside, on_chip)
         m.d.sync += inside.eq(inside + (self.i.valid & self.i.ready) - self.done)
         with m.If(self.halt | store.error_valid | failed):
@@ -422,7 +424,7 @@ class ReceiveEngine(wiring.Component):
             store.i_words.valid.eq(words.o.valid & ~active),
             words.o.ready.eq(store.i_words.ready),
             self.done.eq(store.done | ended),
-            self.busy.eq(store.busy | (active & ~stopped)),
+            self.busy.eq(store.busy | (active & ~stopped) | gives),
             self.idle.eq(~self.busy),
             self.error_valid.eq(store.error_valid | (failed & ~stopped)),
             self.error_code.eq(Mux(store.error_valid, store.error_code, code)),
@@ -469,16 +471,22 @@ class ReceiveEngine(wiring.Component):
         ]
         if on_chip is not None:
             writes = Signal()
-            self._write_scratchpad(m, on_chip, words.o, writes, stopped)
+            self._write_scratchpad(m, on_chip, words.o, writes, stopped | lost)
             # The last word for which there is room has to be the packet's last one.
             m.d.sync += [ended.eq(0), code.eq(0)]
-            fits = complete & (have == 1)
+            fits = complete & (have == 1) & ~lost
             with m.If(writes):
                 m.d.comb += claimed.eq(1)
                 with m.If(on_chip.left == 1):
                     m.d.sync += [
                         ended.eq(fits),
-                        code.eq(Mux(fits, ErrorCode.NONE, ErrorCode.LINK_STREAM)),
+                        code.eq(
+                            Mux(
+                                fits,
+                                ErrorCode.NONE,
+                                Mux(lost, ErrorCode.LINK_DOWN, ErrorCode.LINK_STREAM),
+                            )
+                        ),
                     ]
             with m.Elif(active & ~stopped & ~failed & ~ended):
                 with m.If(wrong_tag | (complete & (have == 0) & on_chip.more)):
