@@ -490,11 +490,13 @@ def _priced_node(
     }
     estimated = node.input_gradient_s + node.weight_gradient_s
     share = node.input_gradient_s / estimated if estimated else 1.0
+    inputs_s = share * mean[TaskKind.B]
     priced = node.model_copy(
         update={
             "forward_s": mean[TaskKind.F],
-            "input_gradient_s": mean[TaskKind.DX] + share * mean[TaskKind.B],
-            "weight_gradient_s": mean[TaskKind.DW] + (1 - share) * mean[TaskKind.B],
+            "input_gradient_s": mean[TaskKind.DX] + inputs_s,
+            # So that both together do not depend on how they are shared, not even by rounding.
+            "weight_gradient_s": mean[TaskKind.DW] + (mean[TaskKind.B] - inputs_s),
             "update_s": mean[TaskKind.U],
             "sends_bytes": facts.sends_bytes,
             "returns_bytes": facts.returns_bytes,

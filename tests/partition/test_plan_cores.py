@@ -223,7 +223,7 @@ def test_blocks_add_up_to_the_core(name):
 
 
 @pytest.mark.parametrize(
-    ("name", "rows", "cols"), [("u280", 32, 160), ("u55c", 16, 352), ("u55c", 8, 352)]
+    ("name", "rows", "cols"), [("u280", 32, 160), ("u55c", 16, 320), ("u55c", 8, 352)]
 )
 def test_dies_hold_the_core_together(name, rows, cols):
     device = BOARDS[name]
