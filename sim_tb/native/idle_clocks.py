@@ -12,7 +12,7 @@ counter, which is one of these registers. Models in C++ have state of their own;
 a model is compared for `SETTLED_CYCLES` cycles, within which the models settle.
 
 Inputs that carry data count, and reach the engine, only while their ``valid`` is high: the data of
-a memory's answers go past all engines, and would wake each of them.
+a memory's answers, or of the scratchpad's, go past all engines, and would wake each of them.
 """
 
 import re
@@ -32,6 +32,7 @@ fewer."""
 _DATA = (
     (re.compile(r"(.*)__(?:payload|code|index)"), r"\1__valid"),
     (re.compile(r"(.*)__r(?:data|last|resp)"), r"\1__rvalid"),
+    (re.compile(r"(.*)__data"), r"\1__data_valid"),
 )
 
 _NAME = r"\\\S+|[A-Za-z_][\w$]*"

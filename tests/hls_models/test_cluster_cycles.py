@@ -1,10 +1,8 @@
 """The cycle model of several cores: figures worked by hand, and the simulated cluster."""
 
-import sys
 from dataclasses import replace
 from fractions import Fraction
 from math import inf
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -24,13 +22,6 @@ from fpgapipe.network.initial_values import initial_parameters
 from fpgapipe.network.load import load_network
 from fpgapipe.partition.schedule.schedule_kinds import make_schedule
 from fpgapipe.sim_tb.native.phy import WireSpec
-
-BENCH = Path(__file__).parents[2] / "bench"
-sys.path.insert(0, str(BENCH))
-try:
-    import bench_on_chip
-finally:
-    sys.path.remove(str(BENCH))
 
 END = Instruction(Opcode.END)
 PAIR = [((0, 0), (1, 0))]
@@ -271,13 +262,3 @@ def test_simulated_links_with_room_for_less_than_a_burst():
     programs = [part.instructions for part in pipeline.parts]
     found = predict_cluster(programs, cores, pipeline.wiring, wires=[WireTiming(1, 128)])
     assert found.cycles == pytest.approx(cycles, rel=0.01)
-
-
-@pytest.mark.sim
-def test_packets_between_scratchpads():
-    """Each has the engines to itself; no word is lost, and the model knows what that takes."""
-    core, memory = bench_on_chip.CORE, MemorySpec()
-    rtl, model = bench_on_chip.packet_cycles(
-        core, memory, 1 << 17, bench_on_chip.through_scratchpad
-    )
-    assert model == pytest.approx(rtl, abs=5)

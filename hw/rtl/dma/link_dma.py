@@ -90,14 +90,16 @@ class _OnChip:
         """Look at an instruction; return whether it may be taken, and whether its words exist."""
         body = instruction.payload.body
         top, bits = spec.scratchpad.address_bits, len(self.word)
-        looked, good = Signal(), Signal()
+        looked, good, is_on_chip = Signal(), Signal(), Signal()
         word, words = body.memory[OFFSET_BITS:top], body.row_bytes[OFFSET_BITS : top + 1]
         is_whole = ~(body.memory[:OFFSET_BITS].any() | body.row_bytes[:OFFSET_BITS].any())
         is_row = ~(body.rows.any() | body.planes.any()) & (words != 0)
         fits = ~(body.memory[top:].any() | body.row_bytes[top + 1 :].any())
         fits &= word + words <= spec.scratchpad.size_bytes // WORD_BYTES
+        # Nothing depends on the fields of an instruction that is not there.
+        m.d.comb += is_on_chip.eq(instruction.valid & body.in_scratchpad)
         m.d.sync += [
-            looked.eq(instruction.valid & ~instruction.ready & body.in_scratchpad & (inside == 0)),
+            looked.eq(is_on_chip & ~instruction.ready & (inside == 0)),
             good.eq(is_whole & is_row & fits & (body.channel < NUM_CHANNELS)),
         ]
         with m.If(self.taken):
@@ -107,7 +109,7 @@ class _OnChip:
                 self.index.eq(instruction.payload.index),
             ]
         assert len(words) == bits + 1
-        return Mux(body.in_scratchpad, looked, ~self.active), body.in_scratchpad & good
+        return Mux(is_on_chip, looked, ~self.active), is_on_chip & good
 
     def step(self, m, moves):
         """Go on to the next word when one moves."""
