@@ -252,8 +252,8 @@ FAULTS = {
     "mixes up responses": (r"! o__bid", "o__bid", "bus_never_waits_for_links"),
     "mixes up the data of writers": (r"(?<=o__wdata = )r_data", "~r_data", "packets_match_model"),
     "takes words that the scratchpad has not": (
-        r"is_on_chip         r"i__payload\[258\] & good", good",
-        "is_on_chip",
+        r"is_on_chip & \\\$signal\S+ ",
+        "is_on_chip ",
         "sends_stop_at_errors",
     ),
     "does not end a packet of the scratchpad": (r"coming == 1'h1", "1'h0", "packets_match_model"),
