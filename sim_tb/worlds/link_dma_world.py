@@ -255,7 +255,8 @@ class Bench:
 def there(body: dict[str, int]) -> dict[str, int]:
     """Body of the RECEIVE for a SEND's packet: the same places in the next part of the memory.
 
-    Packets from the scratchpad go to memory, and the other way round, where their tags are odd.
+    A packet from the scratchpad goes to the next part of the scratchpad, or to memory if its tag is
+    odd.
     """
     at, in_scratchpad = body["memory"], body["in_scratchpad"]
     if in_scratchpad and body["stream"] % 2:

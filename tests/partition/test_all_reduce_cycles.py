@@ -59,7 +59,7 @@ def test_faster_wires_do_not_make_it_longer():
 
 @pytest.mark.parametrize("link", [None, OnChipSpec()])
 def test_sums_on_chip_take_half_the_time_where_memory_binds(link, monkeypatch):
-    """Of a multiple of the bytes as well."""
+    """A multiple of the bytes takes nearly that multiple of the cycles."""
     many = 4 * ELEMENTS
     found = {count: cycles(count, 64, phy_bytes=64, link=link) for count in (2, 3, 4)}
     assert 3.5 < cycles(3, 64, many, phy_bytes=64, link=link) / found[3] < 4

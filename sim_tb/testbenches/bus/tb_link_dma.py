@@ -512,7 +512,7 @@ async def take_stated_cycles(dut: Any) -> None:
 
 
 async def take_stated_cycles_on_chip(dut: Any) -> None:
-    """The same for words of the scratchpad."""
+    """Words of the scratchpad have the stated latencies and throughput, too."""
     bench = Bench(dut, None, joined=False)
     await bench.begin()
     body = packet(SENT_PAD, PAD_BYTES, in_scratchpad=True)
