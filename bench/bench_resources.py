@@ -34,7 +34,7 @@ from fpgapipe.hw.rtl.arith.threefry import Threefry
 from fpgapipe.hw.rtl.control.registers import Registers
 from fpgapipe.hw.rtl.control.sequencer import Sequencer
 from fpgapipe.hw.rtl.device import Device, narrow_reads
-from fpgapipe.hw.rtl.dma.link_dma import ReceiveEngine, SendEngine, reaches_scratchpad
+from fpgapipe.hw.rtl.dma.link_dma import ReceiveEngine, SendEngine
 from fpgapipe.hw.rtl.dma.load import LoadEngine
 from fpgapipe.hw.rtl.dma.scratchpad import ReadPort, Scratchpad, ScratchpadPorts, WritePort
 from fpgapipe.hw.rtl.dma.shared_ports import SharedPort
@@ -363,7 +363,7 @@ def link_blocks(spec: CoreSpec) -> dict[str, Block]:
             1, f"{spec.bus_bytes}_{links}", lambda: WriteArbiter(1 + links, spec.bus_bytes)
         ),
     }
-    if reaches_scratchpad(spec):
+    if spec.links_reach_scratchpad:
         bits = spec.scratchpad.address_bits
         for port in (ReadPort(bits), WritePort(bits)):
             found[f"shared {type(port).__name__}"] = Block(

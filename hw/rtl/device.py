@@ -13,7 +13,7 @@ from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec
 from fpgapipe.hw.hls_models.spec.link import LinkState
 from fpgapipe.hw.rtl.control.registers import Registers
 from fpgapipe.hw.rtl.control.sequencer import Sequencer
-from fpgapipe.hw.rtl.dma.link_dma import ReceiveEngine, SendEngine, reaches_scratchpad
+from fpgapipe.hw.rtl.dma.link_dma import ReceiveEngine, SendEngine
 from fpgapipe.hw.rtl.dma.load import LoadEngine
 from fpgapipe.hw.rtl.dma.scratchpad import Scratchpad, ScratchpadPorts
 from fpgapipe.hw.rtl.dma.shared_ports import SharedPort
@@ -214,11 +214,11 @@ class Device(wiring.Component):
                 wiring.connect(m, inner, outer)
 
         # The ports of GEMM engines have priority over those of the vector engine, and both over
-        # loads and stores: an engine that waits for an operand or for a result to be written stalls
+        # loads, stores and links: an engine that waits for an operand or a result's write stalls
         # its array or its lanes.
         links = [(SendEngine(spec), ReceiveEngine(spec)) for _ in spec.links]
         readers, writers = [store.read], [load.write]
-        if reaches_scratchpad(spec):
+        if spec.links_reach_scratchpad:
             readers += [send.read for send, _ in links]
             writers += [receive.write for _, receive in links]
         for name, engines_of, port in (

@@ -152,7 +152,7 @@ def adds_on_chip(core: CoreSpec, region: Region, chunks: Sequence[Tensor]) -> bo
     """
     return (
         region.lanes == 1
-        and core.link_port_bytes == WORD_BYTES
+        and core.links_reach_scratchpad
         and _size_and_places(region, chunks)[1] > 0
     )
 

@@ -22,7 +22,7 @@ from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec, ScratchpadSpec
 from fpgapipe.hw.hls_models.spec.link import LinkEngineSpec
 from fpgapipe.hw.rtl.dma import link_dma
 from fpgapipe.hw.rtl.dma.dma import TRANSFER_LAYOUT
-from fpgapipe.hw.rtl.dma.link_dma import ReceiveEngine, SendEngine, reaches_scratchpad
+from fpgapipe.hw.rtl.dma.link_dma import ReceiveEngine, SendEngine
 from fpgapipe.hw.rtl.dma.load import LoadEngine
 from fpgapipe.hw.rtl.dma.scratchpad import ReadPort, WritePort
 from fpgapipe.hw.rtl.dma.shared_ports import SharedPort
@@ -121,7 +121,7 @@ class Engines(wiring.Component):
             wiring.connect(m, wiring.flipped(came), receive.i_words[channel])
         pairs = [(self.write, load.write, "write", receive), (self.read, store.read, "read", send)]
         for port, own, name, engine in pairs:
-            if not reaches_scratchpad(self.spec):
+            if not self.spec.links_reach_scratchpad:
                 wiring.connect(m, own, wiring.flipped(port))
                 continue
             m.submodules[f"shared_{name}"] = shared = SharedPort(port.signature, 2)

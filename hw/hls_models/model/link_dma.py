@@ -127,7 +127,7 @@ def has_words_of(spec: CoreSpec, body: Mapping[str, Any]) -> bool:
     """Whether a core's scratchpad has the words that a SEND or RECEIVE names in it."""
     begin, size = body["memory"], body["row_bytes"]
     return (
-        spec.link_port_bytes == WORD_BYTES
+        spec.links_reach_scratchpad
         and body["rows"] == body["planes"] == 0
         and size > 0
         and not begin % WORD_BYTES

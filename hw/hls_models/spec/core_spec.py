@@ -239,6 +239,11 @@ class CoreSpec:
         return self.links[0].port_bytes if self.links else WORD_BYTES
 
     @property
+    def links_reach_scratchpad(self) -> bool:
+        """Whether SEND and RECEIVE may name words of the scratchpad, which pass in one part."""
+        return self.link_port_bytes == WORD_BYTES
+
+    @property
     def digest(self) -> str:
         """First eight hexadecimal digits of the SHA-256 of all parameters.
 

@@ -56,11 +56,6 @@ def link_parts(spec: CoreSpec) -> int:
     return WORD_BYTES // spec.link_port_bytes
 
 
-def reaches_scratchpad(spec: CoreSpec) -> bool:
-    """Whether SEND and RECEIVE may name words of a core's scratchpad."""
-    return link_parts(spec) == 1
-
-
 class _OnChip:
     """The words of the scratchpad that an engine's instruction names, if it has such a one.
 
@@ -207,7 +202,7 @@ class SendEngine(wiring.Component):
                 **_members(spec),
                 **(
                     {"read": Out(ReadPort(spec.scratchpad.address_bits))}
-                    if reaches_scratchpad(spec)
+                    if spec.links_reach_scratchpad
                     else {}
                 ),
                 "axi": Out(AxiRead(spec.bus_bytes)),
@@ -227,7 +222,7 @@ class SendEngine(wiring.Component):
         wiring.connect(m, load.axi, wiring.flipped(self.axi))
         inside = Signal(range(2 * NUM_PACKETS + 1))
         ends, fails = Signal(), Signal()
-        on_chip = _OnChip(m, self.spec, ends) if reaches_scratchpad(self.spec) else None
+        on_chip = _OnChip(m, self.spec, ends) if self.spec.links_reach_scratchpad else None
         asks = Const(0)
         _take(m, self, load, packets, inside, on_chip)
 
@@ -390,7 +385,7 @@ class ReceiveEngine(wiring.Component):
                 **_members(spec),
                 **(
                     {"write": Out(WritePort(spec.scratchpad.address_bits))}
-                    if reaches_scratchpad(spec)
+                    if spec.links_reach_scratchpad
                     else {}
                 ),
                 "axi": Out(AxiWrite(spec.bus_bytes)),
@@ -413,7 +408,7 @@ class ReceiveEngine(wiring.Component):
         inside = Signal(range(2 * NUM_PACKETS + 1))
         on_chip = None
         active, gives, index = Const(0), Const(0), Const(0, 32)
-        if reaches_scratchpad(self.spec):
+        if self.spec.links_reach_scratchpad:
             on_chip = _OnChip(m, self.spec, ended)
             active, gives, index = on_chip.active, self.write.valid, on_chip.index
         _take(m, self, store, packets, inside, on_chip)
