@@ -5,7 +5,9 @@ devices, layers are cut by samples, channels, input channels or rows, or every d
 of them (:mod:`fpgapipe.lowering.shards.local_network`). What goes from stage to stage is whole: the
 last device of a stage sends it, and each device of the next one passes it on. Gradients go back in
 the same way. A pipeline has stages of one device; data parallelism is one stage of all devices
-whose layers are all cut by samples; in a layer-wise plan they are cut in different ways.
+whose layers are all cut by samples; in a layer-wise plan they are cut in different ways. A pipeline
+may have replicas, which follow one another along the chain: each has micro-batches of its own, and
+those of each stage add up their gradients.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from fpgapipe.lowering.placement import Placement
 from fpgapipe.lowering.program.boundary import Part, gradient_formats, stages_of
 from fpgapipe.lowering.program.late_updates import LateStepBuilder, late_options
 from fpgapipe.lowering.program.pipeline import PipelineProgram
+from fpgapipe.lowering.program.share import Share, StageTensors
 from fpgapipe.lowering.program.step import StepBuilder
 from fpgapipe.lowering.schedule.schedule import TaskKind
 from fpgapipe.lowering.schedule.tasks import common_steps
@@ -67,15 +70,15 @@ def build_pipeline(
     Parameters
     ----------
     graph : Graph
-        The network, with the batch size of one micro-batch. If there is one stage, whose devices
-        share the samples, each of them has micro-batches of its own of this size.
+        The network, with the batch size of one micro-batch. Replicas of a pipeline, and devices of
+        an only stage that share the samples, have micro-batches of their own of this size.
     cores : sequence of CoreSpec
         One core per device.
     layers : Stages, or sequence of sequence of str
         The stages, or the names of the layers of each, if each has one device.
     schedule : Schedule
         Schedule with one device for each stage, stage `i` on device `i`; all devices of a stage do
-        its tasks in its order. If forward and backward passes have separate engines, these are the
+        its tasks in its order, and so does each replica for its micro-batches. If forward and backward passes have separate engines, these are the
         core's first two GEMM engines; otherwise all products run on the first.
     memory : MemorySpec, or one for each device, optional
         Speed of the memory, with which run times are estimated.
@@ -97,11 +100,12 @@ def build_pipeline(
     lowering = Lowering.of(graph, cores, layers, schedule, memory, options, placement)
     parts: list[StepProgram] = []
     values: Mapping[str, Value] = {}
-    for stage in lowering.stages:
-        for lane in range(lowering.division.sizes[stage.index]):
-            builder = lowering.builder(stage.index, lane, values, tasks_of)
-            parts.append(builder.build())
-        values = {each.value: parts[-1].values[builder.part.name(each)] for each in stage.after}
+    for device in range(len(cores)):
+        builder = lowering.builder(device, values, tasks_of)
+        parts.append(builder.build())
+        if builder.part.is_last_lane:
+            after = builder.part.stage.after
+            values = {each.value: parts[-1].values[builder.part.name(each)] for each in after}
     for tie in lowering.ties:
         _check_order(
             tie, [part.stored[tie.parameter] for part in parts if tie.parameter in part.stored]
@@ -158,10 +162,15 @@ class Lowering:
         options = options or StepOptions()
         is_late = options.train and not schedule.synchronous
         splits = options.train and schedule.splits_engines
-        if (is_late or splits) and max(division.sizes) > 1:
+        if (is_late or splits) and division.num_devices > len(division.sizes):
             raise NotImplementedError(
                 f"no programs are made for schedule {schedule.kind} with stages of several "
                 "devices; take 1f1b-as"
+            )
+        if division.replicas > 1 and division.replica_devices > len(division.sizes):
+            raise NotImplementedError(
+                "no programs are made for replicas of a pipeline that has stages of several "
+                "devices; give each of its stages one device"
             )
         if is_late:
             options = late_options(options)
@@ -189,10 +198,19 @@ class Lowering:
         train = self.options.train
         return tasks_of_stages(self.schedule, len(self.stages), self.steps, train=train)
 
+    @cached_property
+    def _places(self) -> list[tuple[int, int, int]]:
+        """Replica, stage and lane of each device."""
+        return self.division.places
+
+    @cached_property
+    def _stage_tensors(self) -> tuple[StageTensors, ...]:
+        """What replicas of each stage have."""
+        return tuple(StageTensors.of(self.graph, names) for names in self.division.layers)
+
     def builder(
         self,
-        index: int,
-        lane: int = 0,
+        device: int,
         values: Mapping[str, Value] | None = None,
         tasks_of: TasksOf | None = None,
     ) -> StepBuilder:
@@ -200,16 +218,16 @@ class Lowering:
 
         Parameters
         ----------
-        index, lane : int
-            Number of the stage, and of the device in it.
+        device : int
+            Number of the device.
         values : mapping of str to Value, optional
-            Values that come from the stage before.
+            Values that come from the stage before; the first stage of a replica needs none.
         tasks_of : callable, optional
             As for `build_pipeline`.
         """
+        replica, index, lane = self._places[device]
         stage, division = self.stages[index], self.division
         size, sharers = division.sizes[index], division.sharers[index]
-        device = division.first[index] + lane
         member = Member.of(self.placement, device)
         found = network_of_device(division, self.graph, index, lane, self.placement)
         formats = [
@@ -223,20 +241,27 @@ class Lowering:
             )
         part = Part(
             replace(stage, units=units),
-            values=values or {},
+            values=values if values and index else {},
             gradient_formats=formats[0],
             returned_formats=formats[1] if len(formats) > 1 else {},
             before=member.before,
             after=member.after,
-            device=division.first[index],
+            device=device - lane,
             num_devices=len(self.cores),
             lane=lane,
             group_size=size,
-            sharers=sharers,
+            sharers=sharers * division.replicas,
             names=found.whole,
-            ties=self.ties,
+            ties=tuple(
+                replace(tie, team=tie.team.shifted(replica * division.replica_devices))
+                for tie in self.ties
+            ),
         )
-        tasks = _own_tasks(self._lanes[index], sharers, lane * sharers // size)
+        share = found.share
+        if division.replicas > 1:
+            replicas = division.replicas
+            share = Share(member, replicas, replicas, stages=self._stage_tensors)
+        tasks = _own_tasks(self._lanes[index], division, replica, index, lane)
         own = tasks_of(tasks) if tasks_of else tasks
         count = self.schedule.num_microbatches
         more = found.network, self.cores[device], self.memories[device], self.options, own, part
@@ -246,7 +271,7 @@ class Lowering:
             )
             return LateStepBuilder(*more, count, copies, all_copies.count)
         concurrent = [self.steps[task] for task in own] if self.steps else None
-        return StepBuilder(*more, concurrent, num_microbatches=count, share=found.share)
+        return StepBuilder(*more, concurrent, num_microbatches=count, share=share)
 
 
 def network_of_device(
@@ -301,11 +326,7 @@ def tasks_of_devices(stages: Stages, schedule: Schedule, *, train: bool) -> list
         If no programs are made for such a schedule.
     """
     lanes = tasks_of_stages(schedule, len(stages.layers), train=train)
-    return [
-        _own_tasks(tasks, sharers, lane * sharers // size)
-        for tasks, size, sharers in zip(lanes, stages.sizes, stages.sharers, strict=True)
-        for lane in range(size)
-    ]
+    return [_own_tasks(lanes[place[1]], stages, *place) for place in stages.places]
 
 
 def memories_of(
@@ -328,10 +349,11 @@ def _check_cores(
 ) -> None:
     """Check that there is a core for each device, with the links and the engines that it needs."""
     count = len(cores)
-    if len(division.sizes) != len(division.layers) or sum(division.sizes) != count:
+    if len(division.sizes) != len(division.layers) or division.num_devices != count:
+        times = f" {division.replicas} times" if division.replicas > 1 else ""
         raise UserError(
             f"{len(division.layers)} stages need a number of devices each, {count} together, not "
-            f"{list(division.sizes)}"
+            f"{list(division.sizes)}{times}"
         )
     if placement.num_nodes != count:
         raise UserError(f"{count} devices cannot be those of {placement.num_nodes} nodes")
@@ -373,8 +395,13 @@ def _check_order(tie: Tie, found: Sequence[Stored]) -> None:
         )
 
 
-def _own_tasks(tasks: Sequence[Task], sharers: int, number: int) -> list[Task]:
+def _own_tasks(
+    tasks: Sequence[Task], division: Stages, replica: int, stage: int, lane: int
+) -> list[Task]:
     """A stage's tasks with the numbers of a device's own micro-batches."""
+    own = division.sharers[stage]
+    sharers = own * division.replicas
+    number = replica * own + lane * own // division.sizes[stage]
     if sharers == 1:
         return list(tasks)
     return [

@@ -100,8 +100,9 @@ class Part:
     lane, group_size : int
         Number of the device among those of the stage, and number of these.
     sharers : int
-        Devices of the stage that share the samples of a micro-batch. Each has micro-batches of its
-        own, that many for one of the pipeline.
+        Parts into which devices divide the samples of a mini-batch: devices of the stage that share
+        those of a micro-batch, or replicas. Each has micro-batches of its own, that many for one of
+        the schedule.
     names : mapping of str to str
         Names of values in the device's own network, where these are others.
     ties : tuple of Tie

@@ -32,8 +32,8 @@ class GradientSum:
     """Kernels that a device adds to its program so that devices have the sums of their gradients.
 
     The gradients that all devices add up come first, then those of which all devices of a group
-    have the same, then those of parts. For each part the whole chain sums: devices that have other
-    parts pass it on.
+    have the same, then those of parts, or of the stages of a pipeline. For each part or stage the
+    whole chain sums: devices that have others pass it on.
 
     Parameters
     ----------
@@ -56,13 +56,12 @@ class GradientSum:
         count = member.num_devices
         size = share.group_size
         last = tuple(range(size - 1, count, size))  # so that no device lies behind the last adder
-        sums = [
+        sums: list[tuple[Team, Sequence[Tensor]]] = [
             (Team.every(count), arenas.summed(Summed.ALL)),
             (Team(last, tuple(range(count))), arenas.summed(Summed.GROUPS)),
         ]
         own = arenas.summed(Summed.LANES)
-        for lane in range(size) if own else ():
-            sums.append((share.lane_team(lane), [share.tensor_of(lane, each) for each in own]))
+        sums += [(share.lane_team(lane), share.learned_of(lane, own)) for lane in range(size)]
         self._sums: list[tuple[Team, list[Tensor]]] = []
         self._places: list[tuple[Tensor, int]] = []
         begin = 0
@@ -133,28 +132,36 @@ class GradientSum:
                 left_out += [(kernel, -more) for kernel in added([0])]
             found += added(numbers)
             done += len(chunks)
-        for number, tensor in enumerate(averages):
-            ways = [(0, member.num_devices - 1, tensor)]
-            if share.summed(tensor.name) is Summed.LANES:
-                teams = [share.lane_team(lane).adders for lane in range(share.group_size)]
-                ways = [
-                    (team[0], team[-1], share.tensor_of(lane, tensor))
-                    for lane, team in enumerate(teams)
-                ]
-            for source, target, each in ways:
-                found += passed_on(SUM, member, number, each, source, target)
+        whole, of_lanes = self._averages(averages)
+        ways = [(0, member.num_devices - 1, tensor) for tensor in whole]
+        for lane, tensors in enumerate(of_lanes):
+            team = share.lane_team(lane).adders
+            ways += [(team[0], team[-1], tensor) for tensor in tensors]
+        for number, (source, target, tensor) in enumerate(ways):
+            found += passed_on(SUM, member, number, tensor, source, target)
         return found, left_out
 
     def foreign(self, averages: Sequence[Tensor]) -> list[Tensor]:
-        """Tensors for running averages of other parts, which go through this device."""
+        """Tensors for running averages of other lanes, which may go through this device."""
         share = self._share
+        _, of_lanes = self._averages(averages)
         return [
-            share.tensor_of(lane, tensor)
-            for tensor in averages
-            if share.summed(tensor.name) is Summed.LANES
-            for lane in range(share.group_size)
-            if lane != share.lane
+            tensor
+            for lane, tensors in enumerate(of_lanes)
+            if lane != share.lane and share.lane_team(lane).passes(share.member.index)
+            for tensor in tensors
         ]
+
+    def _averages(
+        self, averages: Iterable[Tensor]
+    ) -> tuple[list[Tensor], list[Sequence[Tensor]]]:
+        """Running averages that all devices have, and those of each lane."""
+        share = self._share
+        whole: list[Tensor] = []
+        own: list[Tensor] = []
+        for tensor in averages:
+            (own if share.summed(tensor.name) is Summed.LANES else whole).append(tensor)
+        return whole, [share.averages_of(lane, own) for lane in range(share.group_size)]
 
     def places(self, begin: int) -> dict[str, Placed]:
         """Places of the chunks, if the gradients begin at a given byte."""

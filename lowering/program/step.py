@@ -19,7 +19,7 @@ from fpgapipe.lowering.program.boundary import Part
 from fpgapipe.lowering.program.device_program import SUM, KernelOrigin
 from fpgapipe.lowering.program.gradient_sum import GradientSum
 from fpgapipe.lowering.program.lanes import EngineLane, balance_lanes, core_lanes, product_cycles
-from fpgapipe.lowering.program.share import Share
+from fpgapipe.lowering.program.share import Share, averages_of
 from fpgapipe.lowering.program.step_program import StepProgram
 from fpgapipe.lowering.program.step_tensors import StepTensors
 from fpgapipe.lowering.schedule.schedule import Task, TaskKind
@@ -298,7 +298,7 @@ class StepBuilder(StepTensors):
 
     def _update(self) -> None:
         """Add the optimiser's update, if there are trainable parameters."""
-        learns = any(each.trainable for each in self.stored.values())
+        learns = any(each.trainable for each in self.stored.values()) or self._share.learns
         if learns and self._share.member.num_devices > 1:
             self._sum_over_devices()
         self._sum_tied()
@@ -336,11 +336,10 @@ class StepBuilder(StepTensors):
     def _sum_over_devices(self) -> None:
         """Add up the gradients that devices have of different samples."""
         self._sum = GradientSum(self._share, self._arenas, self.core, self.region)
-        written = {name for each in self.lowered for name in each.kernel.writes}
         averages = [
-            each.tensor
-            for name, each in self.stored.items()
-            if not each.trainable and name in written and self._share.is_summed(name)
+            self.stored[name].tensor
+            for name in averages_of(self.graph, self.graph.layers)
+            if name in self.stored and self._share.is_summed(name)
         ]
         received = [*self._sum.received, *self._sum.foreign(averages)]
         self._parts |= {self.declare(each).name for each in received}
@@ -357,7 +356,7 @@ class StepBuilder(StepTensors):
     def _member(self) -> Member:
         """The device's place among all devices."""
         part, own = self.part, self._share.member
-        if part.num_devices == 1:
+        if part.num_devices in (1, own.num_devices):
             return own
         return Member(part.device + own.index, part.num_devices, part.before, part.after)
 
@@ -452,7 +451,7 @@ class StepBuilder(StepTensors):
             stored=dict(self.stored),
             shared=layout.shared,
             account=layout.account(demand, size),
-            index=self.part.device + self._share.member.index,
+            index=self._member.index,
             core=self.core,
             instructions=assembled.instructions,
             kernel_of=assembled.kernel_of,

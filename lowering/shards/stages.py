@@ -27,11 +27,15 @@ class Stages:
         Degrees of each layer of the stages of several devices: a stage's layers are cut into as
         many parts as it has devices, or are whole (:mod:`fpgapipe.lowering.shards.cuts`). If there
         is one stage, its devices may be equal groups of neighbours with samples of their own.
+    replicas : int
+        Pipelines with these stages, one behind the other along the chain, each of which has samples
+        of its own.
     """
 
     layers: tuple[tuple[str, ...], ...]
     sizes: tuple[int, ...]
     degrees: Mapping[str, Degrees] = field(default_factory=dict)
+    replicas: int = 1
 
     @classmethod
     def of(
@@ -46,8 +50,28 @@ class Stages:
 
     @property
     def first(self) -> tuple[int, ...]:
-        """Number of the first device of each stage."""
+        """Number of the first device of each stage, in the first replica."""
         return tuple(accumulate(self.sizes, initial=0))[:-1]
+
+    @property
+    def replica_devices(self) -> int:
+        """Number of devices of a replica."""
+        return sum(self.sizes)
+
+    @property
+    def num_devices(self) -> int:
+        """Number of all devices."""
+        return self.replicas * self.replica_devices
+
+    @property
+    def places(self) -> list[tuple[int, int, int]]:
+        """For each device of the chain, its replica, its stage, and its number in that stage."""
+        return [
+            (replica, stage, lane)
+            for replica in range(self.replicas)
+            for stage, size in enumerate(self.sizes)
+            for lane in range(size)
+        ]
 
     @cached_property
     def sharers(self) -> tuple[int, ...]:

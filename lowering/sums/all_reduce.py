@@ -112,6 +112,17 @@ class Team:
         """The team of all devices of a chain."""
         return cls(tuple(range(num_devices)), tuple(range(num_devices)))
 
+    def shifted(self, devices: int) -> Team:
+        """The team of devices that lie further behind."""
+        return Team(
+            tuple(each + devices for each in self.adders),
+            tuple(each + devices for each in self.keepers),
+        )
+
+    def passes(self, index: int) -> bool:
+        """Whether a device lies between the first and the last one that add up."""
+        return self.adders[0] < index < self.adders[-1]
+
     def receives(self, index: int) -> bool:
         """Whether a sum of the devices before comes to a device."""
         return self.adders[0] < index <= self.adders[-1]

@@ -254,9 +254,9 @@ def test_memory_is_known_without_the_program(index):
     graph = net.build()
     stages, schedule = one_stage(graph, by_samples(graph, 3), 3), make_schedule("1f1b-as", 1, 2)
     lowering = Lowering.of(graph, [CORE] * 3, stages, schedule)
-    program = lowering.builder(0, index).build()
+    program = lowering.builder(index).build()
     transfers = [each for each in program.kernels if each.layer == SUM]
-    demand = lowering.builder(0, index).demand()
+    demand = lowering.builder(index).demand()
     if index == 0:  # the others add all chunks in one kernel
         assert len(demand.uses) < len(program.demand.uses) - len(transfers) // 2
     assert memory_bytes(demand) == program.memory_bytes
