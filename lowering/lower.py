@@ -78,8 +78,9 @@ def build_pipeline(
         The stages, or the names of the layers of each, if each has one device.
     schedule : Schedule
         Schedule with one device for each stage, stage `i` on device `i`; all devices of a stage do
-        its tasks in its order, and so does each replica for its micro-batches. If forward and backward passes have separate engines, these are the
-        core's first two GEMM engines; otherwise all products run on the first.
+        its tasks in its order, and so does each replica for its micro-batches. If forward and
+        backward passes have separate engines, these are the core's first two GEMM engines;
+        otherwise all products run on the first.
     memory : MemorySpec, or one for each device, optional
         Speed of the memory, with which run times are estimated.
     options : StepOptions, optional
@@ -104,8 +105,7 @@ def build_pipeline(
         builder = lowering.builder(device, values, tasks_of)
         parts.append(builder.build())
         if builder.part.is_last_lane:
-            after = builder.part.stage.after
-            values = {each.value: parts[-1].values[builder.part.name(each)] for each in after}
+            values = builder.given
     for tie in lowering.ties:
         _check_order(
             tie, [part.stored[tie.parameter] for part in parts if tie.parameter in part.stored]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from itertools import islice
 from pathlib import Path
 from typing import Literal
 
@@ -29,6 +28,9 @@ LAYERWISE = "layer-wise"
 
 HYBRID = "hybrid"
 """Kind of plans of several stages, some of which have several devices."""
+
+REPLICAS = "replicas"
+"""Kind of plans of several pipelines with the same stages, which share the samples."""
 
 ONE_STAGE = "1f1b-as"
 """Schedule of plans of one stage, whose devices do one micro-batch after the other."""
@@ -102,7 +104,7 @@ class StagePlan(_Part):
     layers : tuple of str
         Names of the layers, in the order in which they run.
     nodes : tuple of NodePlan
-        Neighbours in the order in which data flow.
+        Neighbours in the order in which data flow, or those of each replica, one after the other.
     degrees : dict of str to dict of str to int
         Parts into which the nodes cut layers, by the layers' axes, where they are above 1. Of a
         layer that is not there, each node computes all.
@@ -159,8 +161,8 @@ class Plan(_Part):
     network : str
         The name under which the network was loaded.
     batch, num_microbatches : int
-        Samples in a mini-batch, and number of equal micro-batches that it is divided into. If there
-        is one stage, whose nodes share the samples, each does some of the micro-batches.
+        Samples in a mini-batch, and number of equal micro-batches that it is divided into. Replicas
+        do some of them each, and so do the nodes of an only stage that share the samples.
     cluster : str
         The cluster's name.
     mode : str
@@ -169,6 +171,8 @@ class Plan(_Part):
         Kind of schedule, which determines the order of the tasks.
     stages : tuple of StagePlan
         Stages in the order in which data flow.
+    replicas : int
+        Pipelines with these stages, one behind the other along the chain of devices.
     predicted : Prediction
     optimal : bool
         Whether no other partition has a better objective, by the prices by which it was searched.
@@ -189,6 +193,7 @@ class Plan(_Part):
     mode: Literal["train", "infer"] = "train"
     schedule: str = Field(min_length=1)
     stages: tuple[StagePlan, ...] = Field(min_length=1, strict=False)
+    replicas: int = Field(default=1, ge=1)
     predicted: Prediction
     optimal: bool
     lower_bound_s: float = Field(default=0.0, ge=0)
@@ -201,9 +206,18 @@ class Plan(_Part):
             raise ValueError(
                 f"a batch of {self.batch} cannot be cut into {self.num_microbatches} equal parts"
             )
+        for number, stage in enumerate(self.stages):
+            if len(stage.nodes) % self.replicas:
+                raise ValueError(
+                    f"stage {number} has {counted(len(stage.nodes), 'node')} for {self.replicas} "
+                    "replicas, which must have as many each"
+                )
+        if self.replicas > 1 and len(self.stages) == 1:
+            raise ValueError("replicas have two stages or more; an only stage has degrees instead")
         if self.num_microbatches % self.sharers:
             parts = counted(self.num_microbatches, "micro-batch", "es")
-            raise ValueError(f"{parts} cannot be shared equally by {self.sharers} devices")
+            what = "replicas" if self.replicas > 1 else "devices"
+            raise ValueError(f"{parts} cannot be shared equally by {self.sharers} {what}")
         names = Counter(name for stage in self.stages for name in stage.layers)
         if twice := sorted(name for name, count in names.items() if count > 1):
             raise ValueError(f"layers in two stages: {', '.join(twice[:5])}")
@@ -216,8 +230,9 @@ class Plan(_Part):
 
     @property
     def nodes(self) -> tuple[NodePlan, ...]:
-        """The nodes of all stages."""
-        return tuple(node for stage in self.stages for node in stage.nodes)
+        """All nodes in the order of the chain."""
+        rest = [iter(stage.nodes) for stage in self.stages]
+        return tuple(next(rest[stage]) for stage in self.stage_numbers)
 
     @property
     def cores(self) -> list[CoreSpec]:
@@ -228,17 +243,22 @@ class Plan(_Part):
     @property
     def node_layers(self) -> list[tuple[str, ...]]:
         """Layers of the stage of each node."""
-        return [stage.layers for stage in self.stages for _ in stage.nodes]
+        return [self.stages[number].layers for number in self.stage_numbers]
 
     @property
     def stage_numbers(self) -> list[int]:
         """Number of the stage of each node."""
-        return [number for number, stage in enumerate(self.stages) for _ in stage.nodes]
+        own = [
+            number
+            for number, stage in enumerate(self.stages)
+            for _ in range(len(stage.nodes) // self.replicas)
+        ]
+        return own * self.replicas
 
     @property
     def lane_names(self) -> list[str]:
-        """Names of the lanes of the event simulation: of an only stage's nodes, or of stages."""
-        if len(self.stages) == 1:
+        """Names of the lanes of the event simulation: of nodes, or of stages of several."""
+        if len(self.stages) == 1 or self.replicas > 1:
             return [node.device for node in self.nodes]
         return [", ".join(node.device for node in stage.nodes) for stage in self.stages]
 
@@ -248,19 +268,25 @@ class Plan(_Part):
         degrees = {
             name: each
             for stage in self.stages
-            if len(stage.nodes) > 1
+            if len(stage.nodes) > self.replicas
             for name, each in stage.layer_degrees.items()
         }
         return Stages(
             tuple(stage.layers for stage in self.stages),
-            tuple(len(stage.nodes) for stage in self.stages),
+            tuple(len(stage.nodes) // self.replicas for stage in self.stages),
             degrees,
+            self.replicas,
         )
 
     @property
     def sharers(self) -> int:
-        """Parts into which the nodes of the only stage divide the samples of a mini-batch."""
-        return self.division.sharers[0] if len(self.stages) == 1 else 1
+        """Parts into which replicas, or the nodes of an only stage, divide the samples."""
+        return self.division.sharers[0] if len(self.stages) == 1 else self.replicas
+
+    @property
+    def independent(self) -> int:
+        """Groups of nodes whose passes wait for no other group: replicas, or whole devices."""
+        return len(self.nodes) if self.kind == DATA_PARALLEL else self.replicas
 
     @property
     def rounds(self) -> int:
@@ -269,7 +295,10 @@ class Plan(_Part):
 
     @property
     def order(self) -> Schedule:
-        """Schedule of the stages, each on a device; all nodes of a stage do its tasks."""
+        """Schedule of the stages, each on a device; all nodes of a stage do its tasks.
+
+        It is that of each replica.
+        """
         return make_schedule(self.schedule, len(self.stages), self.rounds)
 
     @property
@@ -284,6 +313,8 @@ class Plan(_Part):
     def kind(self) -> str:
         """Name under which plans are compared: the schedule's, or that of the strategy."""
         division = self.division
+        if self.replicas > 1:
+            return REPLICAS
         if max(division.sizes) == 1:
             return self.schedule
         if len(self.stages) > 1:
@@ -303,11 +334,13 @@ class Plan(_Part):
         return self.mode == "train"
 
     def with_nodes(self, nodes: Sequence[NodePlan]) -> Plan:
-        """The plan with other nodes in the same stages."""
-        rest = iter(nodes)
+        """The plan with other nodes in the same stages, in the order of the chain."""
+        of_stage: list[list[NodePlan]] = [[] for _ in self.stages]
+        for number, node in zip(self.stage_numbers, nodes, strict=True):
+            of_stage[number].append(node)
         stages = [
-            stage.model_copy(update={"nodes": tuple(islice(rest, len(stage.nodes)))})
-            for stage in self.stages
+            stage.model_copy(update={"nodes": tuple(own)})
+            for stage, own in zip(self.stages, of_stage, strict=True)
         ]
         return self.model_copy(update={"stages": tuple(stages)})
 

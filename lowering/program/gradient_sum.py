@@ -135,8 +135,8 @@ class GradientSum:
         whole, of_lanes = self._averages(averages)
         ways = [(0, member.num_devices - 1, tensor) for tensor in whole]
         for lane, tensors in enumerate(of_lanes):
-            team = share.lane_team(lane).adders
-            ways += [(team[0], team[-1], tensor) for tensor in tensors]
+            devices = share.lane_team(lane).adders
+            ways += [(devices[0], devices[-1], tensor) for tensor in tensors]
         for number, (source, target, tensor) in enumerate(ways):
             found += passed_on(SUM, member, number, tensor, source, target)
         return found, left_out
@@ -152,9 +152,7 @@ class GradientSum:
             for tensor in tensors
         ]
 
-    def _averages(
-        self, averages: Iterable[Tensor]
-    ) -> tuple[list[Tensor], list[Sequence[Tensor]]]:
+    def _averages(self, averages: Iterable[Tensor]) -> tuple[list[Tensor], list[Sequence[Tensor]]]:
         """Running averages that all devices have, and those of each lane."""
         share = self._share
         whole: list[Tensor] = []

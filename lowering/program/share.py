@@ -55,9 +55,7 @@ class StageTensors:
         }
         averaged = averages_of(graph, layers)
         return cls(
-            tuple(
-                Tensor(name, (spec.elements,)) for name, spec in known.items() if spec.trainable
-            ),
+            tuple(Tensor(name, (spec.elements,)) for name, spec in known.items() if spec.trainable),
             tuple(Tensor(name, (known[name].elements,)) for name in averaged),
         )
 

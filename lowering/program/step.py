@@ -177,6 +177,12 @@ class StepBuilder(StepTensors):
             self._lower()
             return self._placed()
 
+    @property
+    def given(self) -> dict[str, Value]:
+        """The values that go to the next stage, once the program is built or its demand known."""
+        values = self._batches[min(self._slots)].values
+        return {each.value: values[self.part.name(each)] for each in self.part.stage.after}
+
     def demand(self) -> Demand:
         """The program's demand for memory, which is found in less time than the program is made."""
         with rare_collections():

@@ -18,9 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 from fpgapipe.errors import UserError
 from fpgapipe.jobs import results
-from fpgapipe.lowering.schedule.schedule import forward_only
 from fpgapipe.lowering.units.network_units import RefusedNetwork, check_network
-from fpgapipe.partition.explore.candidate import device_chain, make_candidate_schedule, times_of
+from fpgapipe.partition.explore.candidate import device_chain
 from fpgapipe.partition.explore.explorer import KnownGraphs, by_simulation, explore_by_models
 from fpgapipe.partition.explore.planned import as_plan
 from fpgapipe.partition.explore.smallest import THROUGHPUT, explore_smallest
@@ -44,11 +43,11 @@ from fpgapipe.partition.pricing.machine import (
     is_soon_priced,
     price_plan,
 )
+from fpgapipe.partition.pricing.plan_timeline import timeline_of_plan
 from fpgapipe.partition.pricing.price_cache import question_of, remembered
 from fpgapipe.partition.pricing.tried import Tried, is_cut, plans_of, timed
 from fpgapipe.partition.schedule.built_schedules import check_schedule_kind
 from fpgapipe.partition.search.problem import PlanError
-from fpgapipe.partition.timeline.timeline import simulate
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterable, Sequence
@@ -133,7 +132,7 @@ def best_plan(
     if answer["priced"]:
         plan, timeline = price_plan(plan, graph, request.cluster, options=request.step_options)
     else:
-        timeline = _estimated(plan, request)
+        timeline = timeline_of_plan(plan, request.cluster, request.order)
     rest = {name: answer[name] for name in ("tried", "refused", "compared", "fault")}
     return BestPlan(plan, graph, timeline, built, **rest)
 
@@ -165,25 +164,6 @@ def why_not_built(plan: Plan, graph: Graph, cluster: ClusterSpec) -> dict[str, A
         except UserError as error:
             reasons.append(str(error))
     return {"possible": not reasons, "reason": "; ".join(reasons) or None, "refused": refused}
-
-
-def _estimated(plan: Plan, request: Request) -> Timeline:
-    """The event simulation of a plan with the times that it has."""
-    passes = [
-        (each.forward_s, each.input_gradient_s, each.weight_gradient_s, each.update_s)
-        for each in plan.nodes
-    ]
-    places = [request.cluster.device_names.index(node.device) for node in plan.nodes]
-    times = times_of(
-        passes,
-        [node.sends_bytes for node in plan.nodes],
-        [node.returns_bytes for node in plan.nodes],
-        device_chain(request.cluster, places),
-    )
-    schedule = request.order or make_candidate_schedule(
-        plan.schedule, len(passes), plan.num_microbatches, times
-    )
-    return simulate(schedule if plan.trains else forward_only(schedule), times)
 
 
 def _is_alike_from_either_end(cluster: ClusterSpec, memory_bytes: Iterable[float]) -> bool:

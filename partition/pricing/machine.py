@@ -25,7 +25,7 @@ from fpgapipe.network.graph_json import to_json
 from fpgapipe.partition.cost.cores import with_room
 from fpgapipe.partition.explore.planned import with_larger_scratchpads
 from fpgapipe.partition.placed_nodes import PlacedNodes
-from fpgapipe.partition.plan import DATA_PARALLEL, Plan, Prediction
+from fpgapipe.partition.plan import Plan, Prediction
 from fpgapipe.partition.pricing.cycle_account import CycleAccount, accounts
 from fpgapipe.partition.pricing.few_tasks import few_tasks
 from fpgapipe.partition.pricing.joint_prices import price_together, timed_rounds
@@ -38,16 +38,17 @@ from fpgapipe.partition.pricing.plan_facts import PlanFacts, StageFacts
 from fpgapipe.partition.pricing.plan_memory import node_memory
 from fpgapipe.partition.pricing.prediction import PipelineTiming, timeline_of
 from fpgapipe.partition.pricing.price_cache import remembered
-from fpgapipe.partition.pricing.shared_batch import alone, price_shared_batch
+from fpgapipe.partition.pricing.shared_batch import alone, price_shared_batch, shared_batch_s
 from fpgapipe.partition.schedule.schedule_kinds import num_engines_of
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from fpgapipe.hw.hls_models.spec.device import ClusterSpec
     from fpgapipe.hw.hls_models.spec.node import NodeSpec
     from fpgapipe.lowering.program.pipeline import PipelineProgram
     from fpgapipe.lowering.schedule.schedule import Task
+    from fpgapipe.lowering.units.layouts import Value
     from fpgapipe.network.graph import Graph
     from fpgapipe.partition.plan import NodePlan
     from fpgapipe.partition.timeline.timeline import Timeline
@@ -196,7 +197,7 @@ def price_plan(
         As `lower_plan` does.
     """
     options = options or StepOptions(train=plan.trains)
-    if plan.kind == DATA_PARALLEL:
+    if plan.independent > 1:
         return _price_shared_batch(plan, graph, cluster, pipeline, options)
     if len(plan.nodes) > len(plan.stages):
         found_plan, timeline = price_together(plan, graph, cluster, options, pipeline)
@@ -267,72 +268,95 @@ def _price_shared_batch(
     pipeline: PipelineProgram | None,
     options: StepOptions,
 ) -> tuple[Plan, Timeline]:
-    """Price a data-parallel plan; equal devices are priced once."""
-    known: dict[NodeSpec, Plan] = {}
+    """Price a plan of independent groups; equal groups are priced once."""
+    known: dict[tuple[NodeSpec, ...], Plan] = {}
     priced = []
-    for index, node in enumerate(plan.nodes):
-        key = replace(node.spec, core=replace(node.core, links=()))
+    for index in range(plan.independent):
+        own = alone(plan, index)
+        key = tuple(node.spec for node in own.nodes)
         if key not in known:
-            known[key], _ = price_plan(alone(plan, index), graph, cluster, options=options)
-        found = known[key].nodes[0]
-        priced.append(found.model_copy(update={"device": node.device, "spec": node.spec}))
-    if pipeline is None:
+            known[key], _ = price_plan(own, graph, cluster, options=options)
+        priced.append(known[key])
+    if takes_few(plan):
         sizes, elements = _sizes_of_sharers(plan, graph, options)
+        of_group = elements[: len(plan.nodes) // plan.independent]
+        seconds = shared_batch_s(plan, priced, cluster, of_group)
     else:
+        question = _question(plan, graph, cluster, options) | {"what": "groups together"}
+        sizes, cycles = remembered(
+            question, lambda: _found_together(plan, graph, cluster, options, pipeline)
+        )
+        seconds = cycles / plan.clk_hz
+    if pipeline is not None:
         sizes = node_memory(plan, pipeline)
-        elements = _summed_elements(pipeline)
     _check_room(plan, cluster, sizes)
-    return price_shared_batch(plan, priced, cluster, sizes, elements)
+    return price_shared_batch(plan, priced, cluster, sizes, seconds)
 
 
-def _summed_elements(pipeline: PipelineProgram) -> int:
-    """Elements of the gradients that each device of a data-parallel plan has."""
-    places = pipeline.parts[0].places
-    return places[GRADIENTS].size_bytes // 4 if GRADIENTS in places else 0
+def _found_together(
+    plan: Plan,
+    graph: Graph,
+    cluster: ClusterSpec,
+    options: StepOptions,
+    pipeline: PipelineProgram | None,
+) -> tuple[list[int], int]:
+    """Bytes of each device of a plan, and cycles of the programs of all."""
+    pipeline = pipeline or lower_plan(plan, graph, cluster, options)
+    timing = PipelineTiming.of(pipeline, memory_specs(plan), wire_timings(plan, cluster))
+    return node_memory(plan, pipeline), timing.cluster.cycles
 
 
-def _sizes_of_sharers(plan: Plan, graph: Graph, options: StepOptions) -> tuple[list[int], int]:
-    """Bytes of each device of a data-parallel plan, and elements of its gradients.
+def _sizes_of_sharers(
+    plan: Plan, graph: Graph, options: StepOptions
+) -> tuple[list[int], list[int]]:
+    """Bytes of each device of a plan of independent groups, and elements of its gradients.
 
-    Devices with equal cores and memories need as much if they have as many neighbours on either
-    side, so only the first of these is lowered, as far as its memory depends on it.
+    Devices of a stage with equal cores and memories need as much if as many groups lie on either
+    side of them, none or some, so only the first of these is lowered, as far as its memory depends
+    on it.
     """
     cores, memories, count = plan.cores, memory_specs(plan), len(plan.nodes)
+    size = count // plan.independent
     first: dict[Any, int] = {}
     alike = [
-        first.setdefault((core, memory, index > 0, index < count - 1), index)
+        first.setdefault((index % size, core, memory, index >= size, index < count - size), index)
         for index, (core, memory) in enumerate(zip(cores, memories, strict=True))
     ]
+    # A stage's programs know their inputs from the stage before.
+    groups = sorted({index // size for index in first.values()})
+    lowered = [index for group in groups for index in range(group * size, (group + 1) * size)]
     most = _most(plan)
     question = {
         "what": "memory of devices that share a batch",
         "graph": to_json(graph),
-        "cores": [[index, asdict(cores[index])] for index in first.values()],
-        "memories": [asdict(memories[index]) for index in first.values()],
+        "cores": [[index, asdict(cores[index])] for index in lowered],
+        "memories": [asdict(memories[index]) for index in lowered],
         "micro-batches": [plan.num_microbatches, count, most],
         "options": repr(options),
     }
+    if size > 1:
+        question |= {"layers": plan.division.layers, "schedule": plan.schedule}
 
-    def find() -> tuple[list[int], int]:
+    def find() -> tuple[list[int], list[int]]:
         lanes = _lanes(plan)
-        sizes = []
-        elements = 0
+        sizes, elements = [], []
         lowering = Lowering.of(graph, cores, plan.division, plan.order, memories, options)
-        for index in first.values():
+        values: Mapping[str, Value] = {}
+        for index in lowered:
             try:
-                builder = lowering.builder(0, index, tasks_of=lambda each: few_tasks(each, most))
+                builder = lowering.builder(index, values, lambda each: few_tasks(each, most))
                 demand = builder.demand()
             except NotImplementedError as error:
                 raise UserError(str(error)) from error
+            values = builder.given
             if len(demand.tasks) < len(lanes[index]):
                 demand = demand.repeated(lanes[index])
             sizes.append(memory_bytes(demand))
-            elements = demand.own[GRADIENTS].size_bytes // 4 if GRADIENTS in demand.own else 0
+            elements.append(demand.own[GRADIENTS].size_bytes // 4 if GRADIENTS in demand.own else 0)
         return sizes, elements
 
-    sizes, elements = remembered(question, find)
-    size_of = dict(zip(first.values(), sizes, strict=True))
-    return [size_of[index] for index in alike], elements
+    found = dict(zip(lowered, zip(*remembered(question, find), strict=True), strict=True))
+    return [found[index][0] for index in alike], [found[index][1] for index in alike]
 
 
 def _question(
@@ -428,8 +452,8 @@ def effort_of(plan: Plan, unlike_share: float = 1.0) -> float:
 
     A share of its layers are unlike each other; the others have the tilings of these.
     """
-    if plan.kind == DATA_PARALLEL:
-        return effort_of(alone(plan, 0))  # equal devices are priced once
+    if plan.independent > 1:
+        return effort_of(alone(plan, 0))  # equal groups are priced once
     return unlike_share * _first_effort(plan) + effort_of_programs(plan)
 
 
@@ -458,8 +482,8 @@ def effort_of_programs(plan: Plan) -> float:
 
 def cycles_timed(plan: Plan) -> float:
     """Cycles of the tasks that are timed to price a plan, as they are estimated."""
-    if plan.kind == DATA_PARALLEL:
-        return cycles_timed(alone(plan, 0))  # equal devices are priced once
+    if plan.independent > 1:
+        return cycles_timed(alone(plan, 0))  # equal groups are priced once
     if len(plan.nodes) > len(plan.stages):
         nodes = plan.nodes if len(plan.stages) > 1 else plan.nodes[:1]
         return sum(map(_cycles, nodes)) * timed_rounds(plan)[0]

@@ -1,17 +1,17 @@
-"""Prices of a data-parallel plan, from those of its devices alone and of the sum of gradients."""
+"""Prices of plans whose groups of nodes share the samples, from a group's and those of the sums.
+
+A group is a node that has the whole network, or a replica of a pipeline.
+"""
 
 from __future__ import annotations
 
+from dataclasses import replace
+from itertools import islice
 from typing import TYPE_CHECKING
 
-import numpy as np
-
-from fpgapipe.hw.hls_models.cycles.engine_cycles import SIGNAL_CYCLES
-from fpgapipe.lowering.schedule.schedule import forward_only
-from fpgapipe.partition.plan import DATA_PARALLEL, Prediction, StagePlan
+from fpgapipe.partition.plan import Prediction
 from fpgapipe.partition.pricing.all_reduce_cycles import all_reduce_s
-from fpgapipe.partition.schedule.schedule_kinds import make_schedule
-from fpgapipe.partition.timeline.timeline import StageTimes, simulate
+from fpgapipe.partition.pricing.plan_timeline import timeline_of_plan
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -22,78 +22,112 @@ if TYPE_CHECKING:
 
 
 def alone(plan: Plan, index: int) -> Plan:
-    """The plan of one device that does its share of the micro-batches and nobody else's."""
-    count = len(plan.nodes)
-    stage = StagePlan(layers=plan.stages[0].layers, nodes=(plan.nodes[index],))
+    """The plan of one group that does its share of the micro-batches and nobody else's.
+
+    Its nodes have no links to those of other groups.
+    """
+    count = plan.independent
+    size = len(plan.nodes) // count
+    nodes = list(islice(plan.nodes, index * size, (index + 1) * size))
+    if index:
+        nodes[0] = _with_links(nodes[0], slice(1, None))
+    if index < count - 1:
+        nodes[-1] = _with_links(nodes[-1], slice(None, -1))
+    stages = [
+        stage.model_copy(update={"nodes": (node,), "degrees": {}})
+        for stage, node in zip(plan.stages, nodes, strict=True)
+    ]
     return plan.model_copy(
         update={
             "batch": plan.batch // count,
             "num_microbatches": plan.num_microbatches // count,
-            "stages": (stage,),
+            "stages": tuple(stages),
+            "replicas": 1,
         }
     )
 
 
-def price_shared_batch(
-    plan: Plan,
-    own: Sequence[NodePlan],
-    cluster: ClusterSpec,
-    memory_bytes: Sequence[int],
-    elements: int,
-) -> tuple[Plan, Timeline]:
-    """Put the prices of its devices together to those of a data-parallel plan.
+def _with_links(node: NodePlan, kept: slice) -> NodePlan:
+    core = replace(node.core, links=node.core.links[kept])
+    return node.model_copy(update={"spec": replace(node.spec, core=core)})
 
-    The devices do their passes independently. Their gradients are added up when the last of them is
+
+def shared_batch_s(
+    plan: Plan, own: Sequence[Plan], cluster: ClusterSpec, elements: Sequence[int]
+) -> float:
+    """Seconds of a mini-batch, from those of each group alone and of the sums.
+
+    The groups do their passes independently. Their gradients are added up when the last of them is
     ready, and then all update their weights.
 
     Parameters
     ----------
     plan : Plan
-    own : sequence of NodePlan
-        Each device with the prices of the machine that it has `alone`.
+    own : sequence of Plan
+        Each group with the prices of the machine that it has `alone`.
     cluster : ClusterSpec
+    elements : sequence of int
+        Elements of the gradients of each node of a group.
+    """
+    sum_s = all_reduce_s(plan, cluster, elements) if plan.trains else 0.0
+    return max(map(_ready_s, own)) + sum_s + _update_s(own)
+
+
+def _ready_s(own: Plan) -> float:
+    """Seconds of a group's passes; its first stage is the last to be ready."""
+    return own.predicted.minibatch_s - own.nodes[0].update_s
+
+
+def _update_s(own: Sequence[Plan]) -> float:
+    """Seconds of the longest update."""
+    return max(node.update_s for each in own for node in each.nodes)
+
+
+def price_shared_batch(
+    plan: Plan,
+    own: Sequence[Plan],
+    cluster: ClusterSpec,
+    memory_bytes: Sequence[int],
+    seconds: float,
+) -> tuple[Plan, Timeline]:
+    """Put the prices of its groups together to those of a plan.
+
+    Parameters
+    ----------
+    plan, own, cluster
+        As for `shared_batch_s`.
     memory_bytes : sequence of int
-        Bytes of each device's program and tensors.
-    elements : int
-        Elements of all gradients.
+        Bytes of each node's program and tensors.
+    seconds : float
+        Seconds of a mini-batch.
 
     Returns
     -------
     plan : Plan
-        An update takes as long as the sum of the gradients and the update, and on a faster device
+        An update takes as long as the sums of the gradients and the update, and in a faster group
         the time in which it waits for the others.
     timeline : Timeline
+        The event simulation of the nodes' times.
     """
-    clk_hz = plan.clk_hz
-    sum_s = all_reduce_s(plan, cluster, elements) if plan.trains else 0.0
-    count = plan.num_microbatches // len(own)
-    passes = [
-        count * (each.forward_s + each.input_gradient_s + each.weight_gradient_s) for each in own
-    ]
-    updates = [
-        max(passes) - before + sum_s + each.update_s
-        for before, each in zip(passes, own, strict=True)
-    ]
-    times = StageTimes(
-        np.array([each.forward_s for each in own]),
-        np.array([each.input_gradient_s for each in own]),
-        np.array([each.weight_gradient_s for each in own]),
-        np.array(updates if plan.trains else [0.0] * len(own)),
-        np.zeros(len(own)),
-        np.zeros(len(own)),
-    )
-    schedule = make_schedule(DATA_PARALLEL, len(own), plan.num_microbatches)
-    timeline = simulate(schedule if plan.trains else forward_only(schedule), times)
-    nodes = [
-        each.model_copy(update={"update_s": update, "memory_bytes": size})
-        for each, update, size in zip(own, times.update_s.tolist(), memory_bytes, strict=True)
-    ]
-    seconds = timeline.makespan_s + SIGNAL_CYCLES / clk_hz
+    sums_end_s = max(seconds - _update_s(own), max(map(_ready_s, own)))
+    nodes, sizes = [], iter(memory_bytes)
+    for group, begin in enumerate(range(0, len(plan.nodes), len(plan.nodes) // len(own))):
+        for before, found in zip(plan.nodes[begin:], own[group].nodes, strict=False):
+            waits_s = sums_end_s - _ready_s(own[group]) if plan.trains else 0.0
+            update = {
+                "device": before.device,
+                "spec": before.spec,
+                "update_s": waits_s + found.update_s,
+                "memory_bytes": next(sizes),
+            }
+            nodes.append(found.model_copy(update=update))
+    priced = plan.with_nodes(nodes)
+    timeline = timeline_of_plan(priced, cluster)
     predicted = Prediction(
         minibatch_s=seconds,
-        period_s=max(passes) / plan.num_microbatches,
+        period_s=max(each.predicted.period_s for each in own) / len(own),
         bubble_rate=min(max(timeline.bubble_rate, 0.0), 1.0),
         samples_per_s=plan.batch / seconds,
         level="machine",
     )
-    return plan.with_nodes(nodes).model_copy(update={"predicted": predicted}), timeline
+    return priced.model_copy(update={"predicted": predicted}), timeline

@@ -72,6 +72,39 @@ def replicated(kind: str, replicas: Sequence[int], num_microbatches: int) -> Sch
     )
 
 
+def side_by_side(schedule: Schedule, replicas: int) -> Schedule:
+    """The schedule of several pipelines, one behind the other, which take micro-batches in turn.
+
+    Stages and devices of the second pipeline come after those of the first, and so on.
+    """
+    if replicas == 1:
+        return schedule
+    size, count = schedule.num_stages, replicas * schedule.num_microbatches
+    assert schedule.placement == tuple(range(size)), "each stage has a device"
+    lanes = [
+        Lane(
+            lane.device + replica * size,
+            lane.engine,
+            lane.kinds,
+            lane.stages + replica * size,
+            np.where(lane.microbatches < 0, -1, replica + replicas * lane.microbatches),
+        )
+        for replica in range(replicas)
+        for lane in schedule.lanes
+    ]
+    return replace(
+        schedule,
+        num_microbatches=count,
+        placement=tuple(range(replicas * size)),
+        routes=tuple(
+            tuple(range(first, first + size)) for first in range(0, replicas * size, size)
+        ),
+        route_of=(np.arange(count) % replicas).astype(np.int32),
+        lanes=tuple(lanes),
+        in_flight_limit=schedule.in_flight_limit * replicas,
+    )
+
+
 def _renumbered(lane: Lane, device: int, copy: int, count: int) -> Lane:
     """A lane of a plain pipeline as that of a replica."""
     numbers = np.where(lane.microbatches < 0, -1, copy + count * lane.microbatches)

@@ -201,7 +201,7 @@ def hidden_sum(plan: Plan, request: Request) -> tuple[float, float]:
     """
     graph = request.load(plan.microbatch)
     if plan.predicted.level == "machine":
-        sum_s = all_reduce_s(plan, request.cluster, graph.totals.parameters)
+        sum_s = all_reduce_s(plan, request.cluster, [graph.totals.parameters])
     else:
         sum_s = ring_seconds(graph, device_chain(request.cluster))
     backward_s = max(each.input_gradient_s + each.weight_gradient_s for each in plan.nodes)

@@ -16,6 +16,7 @@ from fpgapipe.partition.strategies.layerwise import LayerwisePlan
 from fpgapipe.partition.strategies.one_axis import ONE_AXIS, plan_one_axis
 from fpgapipe.partition.strategies.plan_hybrid import plan_hybrid
 from fpgapipe.partition.strategies.plan_layerwise import plan_any_degrees, plan_layerwise
+from fpgapipe.partition.strategies.plan_replicas import plan_replicas
 from fpgapipe.partition.strategies.strategy import Strategy
 from fpgapipe.partition.timeline.timeline import Timeline
 from fpgapipe.plugins import Registry, instance_of
@@ -62,6 +63,9 @@ STRATEGIES: Registry[Strategy] = Registry(
         **{name: Strategy(partial(_along, name)) for name in ONE_AXIS},
         "layerwise": Strategy(plan_layerwise, is_tried=True, estimate=plan_any_degrees),
         "hybrid": Strategy(partial(_without_search, plan_hybrid), is_tried=True, least_devices=3),
+        "replicas": Strategy(
+            partial(_without_search, plan_replicas), is_tried=True, least_devices=4
+        ),
     },
     instance_of(Strategy, search=_is_found),
 )

@@ -97,9 +97,7 @@ def test_other_schedules(kind):
     graph = images(SAMPLES)
     options = StepOptions()
     inputs, labels = random_batch(graph, 0, 6)
-    expected, outcome = run(
-        replicas_of(graph, 2, 2, 3, options), CORE, inputs, labels, options
-    )
+    expected, outcome = run(replicas_of(graph, 2, 2, 3, options), CORE, inputs, labels, options)
     pipeline = replicas_of(graph, 2, 2, 3, options, kind=kind)
     found, own_outcome = run(pipeline, CORE, inputs, labels, options)
     assert own_outcome == outcome
@@ -110,7 +108,7 @@ def test_other_schedules(kind):
 
 def test_late_schedules_are_refused():
     graph = images(SAMPLES)
-    with pytest.raises(NotImplementedError, match="pipedream.*take 1f1b-as"):
+    with pytest.raises(NotImplementedError, match=r"pipedream.*take 1f1b-as"):
         replicas_of(graph, 2, 2, 3, StepOptions(), kind="pipedream")
 
 

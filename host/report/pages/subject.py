@@ -6,16 +6,11 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from fpgapipe.errors import UserError, counted
 from fpgapipe.host.report.pages.inputs import MEASURED, Measured, Run, read_measured, read_runs
-from fpgapipe.lowering.schedule.schedule import forward_only
 from fpgapipe.lowering.units.network_units import units_of
-from fpgapipe.partition.explore.candidate import make_candidate_schedule
 from fpgapipe.partition.placed_nodes import PlacedNodes
-from fpgapipe.partition.plan import DATA_PARALLEL
-from fpgapipe.partition.timeline.timeline import StageTimes, Timeline, simulate
+from fpgapipe.partition.pricing.plan_timeline import timeline_of_plan
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -24,6 +19,7 @@ if TYPE_CHECKING:
     from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec
     from fpgapipe.hw.hls_models.spec.device import ClusterSpec
     from fpgapipe.partition.plan import Plan
+    from fpgapipe.partition.timeline.timeline import Timeline
 
 
 @dataclass(frozen=True)
@@ -131,28 +127,7 @@ class Subject:
     @cached_property
     def planned(self) -> Timeline:
         """The event simulation of the plan, with the times of the plan."""
-        nodes = self.plan.nodes
-        activations, gradients = np.zeros(len(nodes)), np.zeros(len(nodes))
-        placed = self.placed
-        for (one, other), link in zip(placed.placement.pairs, placed.links, strict=True):
-            activations[one] = nodes[one].sends_bytes / link.payload_bytes_per_s
-            gradients[other] = nodes[one].returns_bytes / link.payload_bytes_per_s
-        times = StageTimes(
-            np.array([node.forward_s for node in nodes]),
-            np.array([node.input_gradient_s for node in nodes]),
-            np.array([node.weight_gradient_s for node in nodes]),
-            np.array([node.update_s for node in nodes]),
-            activations,
-            gradients,
-            max((link.latency_s for link in placed.links), default=0.0),
-        )
-        together = len(nodes) > 1 == len(self.plan.stages)
-        kind = DATA_PARALLEL if together else self.plan.schedule
-        count = self.plan.rounds * (len(nodes) if together else 1)
-        schedule = make_candidate_schedule(kind, len(nodes), count, times)
-        if not self.plan.trains:
-            schedule = forward_only(schedule)
-        return simulate(schedule, times)
+        return timeline_of_plan(self.plan, self.cluster)
 
 
 def array_words(core: CoreSpec) -> str:

@@ -1,0 +1,184 @@
+"""The fastest plan of equal pipelines that share the samples, one behind the other in a chain."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from fpgapipe.errors import UserError, counted
+from fpgapipe.partition.cost.cores import with_links
+from fpgapipe.partition.explore.planned import link_ends
+from fpgapipe.partition.placed_nodes import PlacedNodes
+from fpgapipe.partition.plan import StagePlan
+from fpgapipe.partition.pricing.best_plan import best_plan
+from fpgapipe.partition.pricing.machine import price_with_room
+from fpgapipe.partition.schedule.schedule_kinds import make_schedule, schedule_kind
+from fpgapipe.partition.search.problem import PlanError, Refusals
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from fpgapipe.hw.hls_models.spec.device import ClusterSpec
+    from fpgapipe.partition.explore.request import Request
+    from fpgapipe.partition.plan import Plan
+    from fpgapipe.partition.timeline.timeline import Timeline
+
+
+def plan_replicas(
+    request: Request,
+    network: str,
+    on_step: Callable[[int, int], object] = lambda done, total: None,
+) -> tuple[Plan, Timeline]:
+    """Find the fastest plan of several pipelines that share the samples of a mini-batch.
+
+    For each number of pipelines of two devices or more into which the chain can be divided, the
+    best pipeline of the first devices is found for its share of the samples; the others are like
+    it. Then the programs of all are timed, with the sums of their gradients.
+
+    Parameters
+    ----------
+    request, network, on_step
+        As for `fpgapipe.partition.strategies.data_parallel.plan_data_parallel`.
+
+    Raises
+    ------
+    UserError
+        If there is no such plan.
+    """
+    count = len(request.cluster.devices)
+    numbers = [number for number in range(2, count // 2 + 1) if count % number == 0]
+    if not numbers:
+        raise PlanError(
+            f"{counted(count, 'device')} cannot be divided into equal pipelines of two devices or "
+            "more"
+        )
+    found: list[tuple[Plan, Timeline]] = []
+    refusals = Refusals()
+    for step, number in enumerate(numbers):
+        on_step(step, len(numbers))
+        try:
+            found.append(_planned(request, network, number))
+        except UserError as error:
+            refusals.add(f"with {number} replicas", error)
+    if not found:
+        raise refusals.error("plan of replicas")
+    return min(found, key=lambda each: each[0].predicted.minibatch_s)
+
+
+def _planned(request: Request, network: str, replicas: int) -> tuple[Plan, Timeline]:
+    """The fastest plan of a number of replicas."""
+    first = _first_of(request.cluster, replicas)
+    parts = request.num_microbatches
+    for number, what in ((request.batch, "sample"), (parts, "micro-batch")):
+        if number is not None and number % replicas:
+            several = counted(number, what, "es" if what == "micro-batch" else "s")
+            raise PlanError(f"{several} cannot be shared equally by {replicas} replicas")
+    schedules = list(filter(_has_replicas, request.schedules))
+    if not schedules:
+        raise PlanError(
+            f"no programs are made for replicas with schedule {', '.join(request.schedules)}; take "
+            "1f1b-as"
+        )
+    own = replace(
+        request,
+        cluster=first,
+        batch=request.batch // replicas,
+        num_microbatches=parts and parts // replicas,
+        schedules=schedules,
+        all_devices=True,
+    )
+    one = best_plan(own, network)
+    if one.fault:
+        raise PlanError(one.fault)
+    if not one.built["possible"]:
+        raise PlanError(one.built["reason"])
+    plan = replicated_plan(one.plan, request.cluster, replicas)
+    _, priced = price_with_room(
+        plan, one.graph, request.cluster, request.step_options, request.scratchpad_bytes
+    )
+    return priced
+
+
+def replicated_plan(one: Plan, cluster: ClusterSpec, replicas: int) -> Plan:
+    """The plan of several pipelines like one of the first devices of a cluster.
+
+    Its times are those of the one pipeline.
+    """
+    size = len(one.nodes)
+    own = [cluster.device_names.index(node.device) for node in one.nodes]
+    order = range(replicas) if own == sorted(own) else range(replicas)[::-1]
+    places = [replica * size + place for replica in order for place in own]
+    placed = PlacedNodes.chain(places, cluster)
+    ends = link_ends(placed)
+    nodes = [
+        node.model_copy(
+            update={
+                "device": cluster.device_names[place],
+                "spec": with_links(
+                    node.spec, [ends[wire] for wire in placed.placement.wires_of(number)]
+                ),
+            }
+        )
+        for number, (node, place) in enumerate(zip(replicas * one.nodes, places, strict=True))
+    ]
+    stages = [
+        StagePlan(layers=stage.layers, nodes=tuple(nodes[number::size]))
+        for number, stage in enumerate(one.stages)
+    ]
+    seconds = one.predicted.minibatch_s
+    told = {"minibatch_s": seconds, "samples_per_s": replicas * one.batch / seconds}
+    return one.model_copy(
+        update={
+            "cluster": cluster.name,
+            "batch": replicas * one.batch,
+            "num_microbatches": replicas * one.num_microbatches,
+            "stages": tuple(stages),
+            "replicas": replicas,
+            "predicted": one.predicted.model_copy(update=told),
+            "optimal": False,
+            "lower_bound_s": 0.0,
+            "gap": 1.0,
+            "reason": "the best pipeline of the first devices; the others are like it",
+        }
+    )
+
+
+def _has_replicas(kind: str) -> bool:
+    """Whether programs are made for replicas with a schedule."""
+    found = schedule_kind(kind)
+    is_built = found.num_engines == 1 and not found.why_not_built
+    return is_built and make_schedule(kind, 2, 2).synchronous
+
+
+def _first_of(cluster: ClusterSpec, replicas: int) -> ClusterSpec:
+    """The first of equal parts of a chain of devices.
+
+    Raises
+    ------
+    PlanError
+        If the parts are not equal.
+    """
+    size = len(cluster.devices) // replicas
+    for place in range(size, len(cluster.devices)):
+        like = place % size
+        if cluster.devices[place] != cluster.devices[like]:
+            names = [cluster.device_names[each] for each in (place, like)]
+            raise PlanError(f"devices {names[0]} and {names[1]} differ")
+        if like and _speed(cluster, place) != _speed(cluster, like):
+            names = [cluster.device_names[each] for each in (place - 1, place, like - 1, like)]
+            raise PlanError(
+                f"the link between {names[0]} and {names[1]} differs from the one between "
+                f"{names[2]} and {names[3]}"
+            )
+    return replace(
+        cluster,
+        device_names=cluster.device_names[:size],
+        devices=cluster.devices[:size],
+        links=tuple(each for each in cluster.links if max(each.source, each.destination) < size),
+    )
+
+
+def _speed(cluster: ClusterSpec, place: int) -> tuple[float, float, str] | None:
+    """Rate, latency and protocol of the link from the device before."""
+    link = cluster.fastest_link(place - 1, place)
+    return (link.payload_bytes_per_s, link.latency_s, link.protocol) if link else None
