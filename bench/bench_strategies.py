@@ -46,7 +46,7 @@ PIPELINES = {
 
 SHARDS = (
     "data", "filter", "channel", "spatial", "data+filter", "data+channel", "data+spatial",
-    "layerwise", "hybrid",
+    "layerwise", "hybrid", "replicas",
 )  # fmt: skip
 
 RATE = 0.05

@@ -64,7 +64,7 @@ SAMPLE = (
     ("grouped", "data+filter", 12, 2, 4), ("residual", "data", 8, 4, 4),
     ("permutes", "channel", 8, 2, 2), ("permutes", "spatial", 8, 2, 2),
     ("turned", "hybrid", 8, 2, 3), ("transformer", "layerwise", 12, 2, 4),
-    ("residual", "data", 6, 2, 4),
+    ("residual", "data", 6, 2, 4), ("residual", "replicas", 8, 2, 4),
 )  # fmt: skip
 """Cases of the fixed sample; each kind of them was wrong once, or ended in an inner message. Six
 samples in two micro-batches cannot be shared by four devices."""

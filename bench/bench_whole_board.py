@@ -24,7 +24,7 @@ NETWORKS = ("digits-cnn", "vgg-mini", "resnet-mini", "gpt-short")
 LAYOUTS = ((1, 2), (1, 3), (1, 4), (2, 2))
 """Boards, and nodes of each."""
 
-STRATEGIES = ("pipeline", "data", "hybrid")
+STRATEGIES = ("pipeline", "data", "hybrid", "replicas")
 MOST_MEAN_ERROR, MOST_ERROR = 0.01, 0.03
 """Largest mean and largest single error of a plan that are wanted."""
 

@@ -30,7 +30,7 @@ from fpgapipe.host.make.plan_tables import plan_parts
 from fpgapipe.host.make.planning import (
     AUTO,
     MERGED,
-    PIPELINES,
+    ORDERED,
     check_strategy,
     fastest_of,
     form_of,
@@ -54,7 +54,7 @@ from fpgapipe.partition.explore.explorer import explore
 from fpgapipe.partition.explore.planned import one_link_each, with_larger_scratchpads
 from fpgapipe.partition.explore.request import Request
 from fpgapipe.partition.explore.sharing import Way, ways_told
-from fpgapipe.partition.plan import DATA_PARALLEL, Plan
+from fpgapipe.partition.plan import DATA_PARALLEL, REPLICAS, Plan
 from fpgapipe.partition.pricing.best_plan import BestPlan, best_plan
 from fpgapipe.partition.pricing.climb import FASTEST
 from fpgapipe.partition.schedule.built_schedules import check_schedule_kind
@@ -406,7 +406,8 @@ def build_board(
     if isinstance(found, PlannedDegrees):
         raise UserError(found.reason)
     made = found.plan
-    name = strategy or ("data" if made.kind == DATA_PARALLEL else "pipeline")
+    found_by = {DATA_PARALLEL: "data", REPLICAS: REPLICAS}
+    name = strategy or found_by.get(made.kind, "pipeline")
     boards = chain_of(board, num_boards, len(found.cluster.devices) // num_boards)
     built = build(
         network,
@@ -414,7 +415,7 @@ def build_board(
         folder,
         micro_batches=made.num_microbatches,
         strategy=name,
-        schedule=made.schedule if name in PIPELINES else schedule,
+        schedule=made.schedule if name in ORDERED else schedule,
         options=options,
         package=package,
         **asked,

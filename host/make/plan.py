@@ -38,7 +38,7 @@ from fpgapipe.network.load import load_file
 from fpgapipe.partition.explore.measured import plan_profile as cut_profile
 from fpgapipe.partition.explore.request import Request
 from fpgapipe.partition.explore.sharing import Way, fastest_sharing, ways_told
-from fpgapipe.partition.plan import PROFILE_PLAN, Plan
+from fpgapipe.partition.plan import PROFILE_PLAN, REPLICAS, Plan
 from fpgapipe.partition.pricing.best_plan import BestPlan, why_not_built
 from fpgapipe.partition.pricing.cycle_account import CycleAccount
 from fpgapipe.partition.pricing.machine import explain_plan
@@ -495,8 +495,8 @@ def plan_board(
     num_boards : int
         Number of such boards, cabled in a chain.
     strategy : str, optional
-        As for `plan`; the faster one of a pipeline and data parallelism if it is not given, or a
-        pipeline if options say something of its order.
+        As for `plan`; the fastest one of a pipeline, data parallelism and replicas of a pipeline if
+        it is not given, or a pipeline if options say something of its order.
     nodes : int, optional
         Nodes of each board; the fastest number is searched if it is not given.
     batch, micro_batches, array, cells, progress, **options
@@ -521,7 +521,8 @@ def plan_board(
 
     has_order = options.get("schedule", "auto") != "auto"
     has_order = has_order or any(options.get(name) for name in ("order", "objective", "free_order"))
-    names = (strategy,) if strategy else ("pipeline",) if has_order else ("pipeline", "data")
+    tried = ("pipeline",) if has_order else ("pipeline", "data", REPLICAS)
+    names = (strategy,) if strategy else tried
 
     def planned_on(cluster: Cluster) -> Planned | PlannedDegrees:
         asked: dict[str, Any] = {**options, "batch": batch, "micro_batches": micro_batches}

@@ -47,9 +47,10 @@ def plan_parts(plan: Plan, cluster: ClusterSpec) -> Iterator[Table | str]:
         )
     columns = ">stage|device|array|>layers|from|to|>MACs|>F|>dX|>dW|>memory|>sends"
     parts = counted(plan.num_microbatches, "micro-batch", "es")
+    replicas = f" in {plan.replicas} replicas" if plan.replicas > 1 else ""
     title = (
         f"{plan.network}, batch {plan.batch} in {parts} of "
-        f"{plan.microbatch}, {plan.order_name} over {plan.cluster}"
+        f"{plan.microbatch}, {plan.order_name}{replicas} over {plan.cluster}"
     )
     yield Table(columns, rows, title)
     told = plan.predicted

@@ -16,7 +16,7 @@ from fpgapipe.hw.hls_models.spec.device import ClusterSpec
 from fpgapipe.hw.hls_models.spec.systolic import Form
 from fpgapipe.jobs import results, starts_processes
 from fpgapipe.partition.explore.request import Request
-from fpgapipe.partition.plan import DATA_PARALLEL, LAYERWISE, Plan
+from fpgapipe.partition.plan import DATA_PARALLEL, LAYERWISE, REPLICAS, Plan
 from fpgapipe.partition.pricing.best_plan import BestPlan, best_plan
 from fpgapipe.partition.strategies.plan_hybrid import plan_given_stages
 from fpgapipe.partition.strategies.plan_layerwise import plan_given_degrees
@@ -33,7 +33,10 @@ MERGED = "merge"
 """Name that asks for a pipeline whose stages are found by merging layers."""
 
 PIPELINES = ("pipeline", MERGED)
-"""Strategies whose plans are pipelines, which have a schedule."""
+"""Strategies whose plans are pipelines."""
+
+ORDERED = (*PIPELINES, REPLICAS)
+"""Strategies whose plans have a schedule that may be asked for."""
 
 AUTO = "auto"
 """Name that asks for the fastest of a pipeline and the strategies that are tried."""
@@ -102,12 +105,12 @@ def check_strategy(strategy: str, schedule: str, free: tuple[str, ...]) -> None:
             f"--strategy must be {', '.join(names)}, or a file, not {shown(strategy)}"
             f"{nearest(strategy, names)}"
         )
-    if strategy not in PIPELINES and schedule not in free:
+    if strategy not in ORDERED and schedule not in free:
         raise UserError(
             f"--strategy {strategy} has no order of its own: leave out --schedule {schedule}, or "
             "take --strategy pipeline"
         )
-    if strategy in PIPELINES and schedule in (DATA_PARALLEL, LAYERWISE):
+    if strategy in ORDERED and schedule in (DATA_PARALLEL, LAYERWISE):
         name = "data" if schedule == DATA_PARALLEL else "layerwise"
         raise UserError(f"{schedule} is no order of a pipeline: take --strategy {name}")
 

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from fpgapipe.hw.hls_models.cycles.link_cycles import WireTiming
     from fpgapipe.hw.hls_models.isa.program import Program
     from fpgapipe.hw.hls_models.spec.device import ClusterSpec
+    from fpgapipe.lowering.tiling.kernel import Kernel
     from fpgapipe.partition.plan import Plan
 
 NAME = "values"
@@ -55,50 +56,38 @@ def all_reduce_s(plan: Plan, cluster: ClusterSpec, elements: Sequence[int]) -> f
     elements : sequence of int
         Elements that each device of a group has.
     """
-    around = plan.cores, memory_specs(plan), wire_timings(plan, cluster)
-    every = range(len(plan.nodes))
-    cycles = sum(
-        all_reduce_cycles(count, *around, every[lane :: len(elements)])
-        for lane, count in enumerate(elements)
+    cycles = all_reduce_cycles(
+        elements, plan.cores, memory_specs(plan), wire_timings(plan, cluster)
     )
     return cycles / plan.clk_hz
 
 
 def all_reduce_cycles(
-    elements: int,
+    elements: Sequence[int],
     cores: Sequence[CoreSpec],
     memories: Sequence[MemorySpec],
     wires: Sequence[WireTiming],
-    adders: Sequence[int] | None = None,
 ) -> int:
     """Cycles from the start of all devices to the end of the last, kept on disk.
 
     Parameters
     ----------
-    elements : int
-        FP32 elements that each device has.
+    elements : sequence of int
+        FP32 elements that each device of a group has. Groups follow one another in the chain, and
+        devices at the same place in their groups add up.
     cores, memories
         Core and memory of each device.
     wires : sequence of WireTiming
         The wire from each device but the last to the next.
-    adders : sequence of int, optional
-        The devices that add up, if others between them pass the sums on.
     """
-    adders = tuple(range(len(cores))) if adders is None else tuple(adders)
-    if len(adders) < 2 or not elements:
+    if len(cores) <= len(elements) or not any(elements):
         return 0
-    sizes = [chunk.elements for chunk in chunks_of(NAME, elements)]
+    sizes = [[chunk.elements for chunk in chunks_of(NAME, count)] for count in elements]
     alike = all(len(set(each)) == 1 for each in (cores, memories, wires))
-    if len(cores) <= MANY_DEVICES or len(adders) < len(cores) or not alike:
-        return round(_cycles(sizes, cores, memories, wires, adders))
+    if len(cores) <= MANY_DEVICES or len(elements) > 1 or not alike:
+        return round(_cycles(sizes, cores, memories, wires))
     whole, half = (
-        _cycles(
-            sizes,
-            cores[:count],
-            memories[:count],
-            wires[: len(Placement.chain(count).wires)],
-            adders[:count],
-        )
+        _cycles(sizes, cores[:count], memories[:count], wires[: len(Placement.chain(count).wires)])
         for count in (MANY_DEVICES, MANY_DEVICES // 2)
     )
     hop = (whole - half) / (MANY_DEVICES - MANY_DEVICES // 2)
@@ -106,36 +95,35 @@ def all_reduce_cycles(
 
 
 def _cycles(
-    sizes: Sequence[int],
+    sizes: Sequence[Sequence[int]],
     cores: Sequence[CoreSpec],
     memories: Sequence[MemorySpec],
     wires: Sequence[WireTiming],
-    adders: tuple[int, ...],
 ) -> float:
     """Cycles for chunks of some elements each; of many, for some of them, and in proportion."""
-    if len(sizes) > MANY_CHUNKS:
+    most = MANY_CHUNKS // len(sizes)
+    if any(len(each) > most for each in sizes):
         # The first chunks fill the chain; from then on, periods of many chunks are equally long.
-        filled, most = (
-            _cycles(some * [sizes[0]], cores, memories, wires, adders)
-            for some in (MANY_CHUNKS // 4, MANY_CHUNKS)
-        )
-        chunk_cycles = (most - filled) / (MANY_CHUNKS - MANY_CHUNKS // 4)
-        return most + (sum(sizes) / sizes[0] - MANY_CHUNKS) * chunk_cycles
+        some = [each if len(each) <= most else most * [each[0]] for each in sizes]
+        found = filled = _cycles(some, cores, memories, wires)
+        for lane, each in enumerate(sizes):
+            if len(each) > most:
+                fewer = [*some[:lane], some[lane][: most // 4], *some[lane + 1 :]]
+                chunk_cycles = filled - _cycles(fewer, cores, memories, wires)
+                found += (sum(each) / each[0] - most) * chunk_cycles / (most - most // 4)
+        return found
     question = {
         "what": "all-reduce",
-        "chunks": list(sizes),
+        "chunks": [list(each) for each in sizes],
         "cores": [asdict(core) for core in cores],
         "memories": [asdict(memory) for memory in memories],
         "wires": [asdict(wire) for wire in wires],
     }
-    if len(adders) < len(cores):
-        question["adders"] = adders
 
     def find() -> int:
         placement = Placement.chain(len(cores))
         programs = [
-            _program(Member.of(placement, number), sizes, core, Team(adders, adders))
-            for number, core in enumerate(cores)
+            _program(Member.of(placement, number), sizes, core) for number, core in enumerate(cores)
         ]
         found = predict_cluster(programs, cores, placement.wires, memories=memories, wires=wires)
         return found.cycles
@@ -143,20 +131,25 @@ def _cycles(
     return float(remembered(question, find))
 
 
-def _program(member: Member, sizes: Sequence[int], core: CoreSpec, team: Team) -> Program:
+def _program(member: Member, sizes: Sequence[Sequence[int]], core: CoreSpec) -> Program:
     """The program of a device that does nothing else; its values lie at the beginning."""
-    chunks = [Tensor(f"{NAME}{number}", (size,)) for number, size in enumerate(sizes)]
-    coming, passing = (buffers_of(f"{NAME}.{each}", chunks) for each in ("coming", "passing"))
     region = lanes_of(core.scratchpad, 1)[0].vectors
+    chunks = [
+        [Tensor(f"{NAME}{lane}.{number}", (size,)) for number, size in enumerate(own)]
+        for lane, own in enumerate(sizes)
+    ]
+    every = [chunk for own in chunks for chunk in own]
+    coming, passing = (buffers_of(f"{NAME}.{each}", every) for each in ("coming", "passing"))
     places = {}
     at = 0
-    for chunk in chunks:
-        places[chunk.name] = Placed(at, at + chunk.size_bytes)
-        at += chunk.size_bytes
-    for buffer in dict.fromkeys([*coming, *passing]):
-        at = page(at)
-        places[buffer.name] = Placed(at, at + buffer.size_bytes)
-        at += buffer.size_bytes
-    on_chip = adds_on_chip(core, region, chunks)
-    kernels = all_reduce(NAME, member, chunks, coming, region, team, passing, on_chip=on_chip)
-    return assemble(list(kernels), places).instructions
+    for tensor in dict.fromkeys([*every, *coming, *passing]):
+        places[tensor.name] = Placed(at, at + tensor.size_bytes)
+        at = page(at + tensor.size_bytes)
+    on_chip = adds_on_chip(core, region, every)
+    kernels: list[Kernel] = []
+    for lane, own in enumerate(chunks):
+        adders = tuple(range(lane, member.num_devices, len(sizes)))
+        kernels += all_reduce(
+            NAME, member, own, coming, region, Team(adders, adders), passing, on_chip=on_chip
+        )
+    return assemble(kernels, places).instructions

@@ -85,9 +85,9 @@ def test_many_devices_take_as_long_as_some_and_the_way_over_the_others(
     cores, memories = 40 * plan.cores[1:2], 40 * [memory]
     wires = 39 * wire_timings(plan, request.cluster)[:1]
     assert len(cores) > all_reduce_cycles.MANY_DEVICES  # so that some tell of all
-    some = all_reduce_cycles.all_reduce_cycles(20_000, cores, memories, wires)
+    some = all_reduce_cycles.all_reduce_cycles([20_000], cores, memories, wires)
     monkeypatch.setattr(all_reduce_cycles, "MANY_DEVICES", 40)
-    whole = all_reduce_cycles.all_reduce_cycles(20_000, cores, memories, wires)
+    whole = all_reduce_cycles.all_reduce_cycles([20_000], cores, memories, wires)
     assert some == pytest.approx(whole, rel=0.005)
 
 
@@ -95,9 +95,9 @@ def test_many_chunks_take_as_long_as_some_in_proportion(monkeypatch):
     plan, _, request = planned(4, batch=4, microbatches=4)
     cores, memories = plan.cores, memory_specs(plan)
     wires = wire_timings(plan, request.cluster)
-    whole = all_reduce_cycles.all_reduce_cycles(260_000, cores, memories, wires)
+    whole = all_reduce_cycles.all_reduce_cycles([260_000], cores, memories, wires)
     monkeypatch.setattr(all_reduce_cycles, "MANY_CHUNKS", 64)
-    some = all_reduce_cycles.all_reduce_cycles(260_000, cores, memories, wires)
+    some = all_reduce_cycles.all_reduce_cycles([260_000], cores, memories, wires)
     assert some != whole
     assert some == pytest.approx(whole, rel=0.02)
 

@@ -36,7 +36,7 @@ def cycles(num_devices, rate, elements=ELEMENTS, phy_bytes=16, link=None):
     )
     wire = WireTiming(ON_CHIP_BYTES, 3) if link else WireTiming(rate)
     return pricing.all_reduce_cycles(
-        elements,
+        [elements],
         [core] * num_devices,
         [MemorySpec(64)] * num_devices,
         [wire] * (num_devices - 1),

@@ -13,8 +13,9 @@ strategy_option = click.option(
     "all of it on each device (data), all layers cut by output channels (filter), input channels "
     "(channel) or rows (spatial), the same in groups of devices that share the samples "
     "(data+filter, data+channel, data+spatial), each layer cut as is fastest (layerwise), a "
-    "pipeline of groups of devices (hybrid), the fastest of pipeline, data, layerwise and hybrid "
-    "(auto), or a file that says how each layer is cut.",
+    "pipeline of groups of devices (hybrid), several equal pipelines that share the samples "
+    "(replicas), the fastest of pipeline, data, layerwise, hybrid and replicas (auto), or a file "
+    "that says how each layer is cut.",
 )
 
 micro_batches_option = click.option(

@@ -27,6 +27,8 @@ def head(subject: Subject) -> str:
     plan = subject.plan
     what = "Training" if plan.trains else "Inference"
     shared = SHARED.get(plan.kind, " in a pipeline")
+    if plan.replicas > 1:
+        shared = f" in {plan.replicas} pipelines that share the samples"
     sentence = (
         f"{what} of <b>{text(plan.network)}</b> on <b>{text(plan.cluster)}</b>, "
         f"{counted(len(plan.nodes), 'device')}{shared}. "

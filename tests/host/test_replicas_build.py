@@ -1,0 +1,170 @@
+"""Replicas of a pipeline: from the command line or a search to the weights."""
+
+import json
+from dataclasses import replace
+
+import pytest
+from build_cases import cluster_of, request_for, tiny, unbuilt
+
+from fpgapipe.errors import UserError
+from fpgapipe.host.build.build import open_build, write_build
+from fpgapipe.host.runtime.measure import measure_build
+from fpgapipe.host.runtime.runtime import RunOptions, open_backend, open_check
+from fpgapipe.hw.hls_models.cycles.cluster_cycles import predict_cluster
+from fpgapipe.lowering.units.step_options import StepOptions, scalar_bits
+from fpgapipe.network.initial_values import random_batch
+from fpgapipe.partition.plan import Plan
+from fpgapipe.partition.pricing import machine
+from fpgapipe.partition.pricing.plan_cores import memory_specs, wire_timings
+from fpgapipe.partition.strategies.plan_replicas import plan_replicas
+
+
+def planned(devices=4, batch=16, microbatches=4, network=tiny, **fields):
+    request = replace(request_for(cluster_of(devices), network, batch, microbatches), **fields)
+    plan, timeline = plan_replicas(request, "tiny")
+    return plan, timeline, request
+
+
+def check_prices(plan, request, rel):
+    """Compare a plan with the programs of all its micro-batches."""
+    pipeline = machine.lower_plan(
+        plan, tiny(plan.microbatch), request.cluster, request.step_options
+    )
+    assert [node.memory_bytes for node in plan.nodes] == [
+        part.memory_bytes for part in pipeline.parts
+    ]
+    found = predict_cluster(
+        [part.instructions for part in pipeline.parts],
+        plan.cores,
+        pipeline.wiring,
+        memories=memory_specs(plan),
+        wires=wire_timings(plan, request.cluster),
+    )
+    assert plan.predicted.minibatch_s * plan.clk_hz == pytest.approx(found.cycles, rel=rel)
+    return pipeline
+
+
+@pytest.mark.parametrize(("devices", "replicas"), [(4, 2), (6, 3)])
+def test_plan_and_programs_agree(devices, replicas):
+    plan, timeline, request = planned(devices, 12, 6)
+    assert (plan.kind, plan.replicas, plan.rounds) == ("replicas", replicas, 6 // replicas)
+    assert [node.device for node in plan.nodes] == [f"u280-{place}" for place in range(devices)]
+    assert plan.stage_numbers == [0, 1] * replicas
+    pipeline = check_prices(plan, request, 1e-9)
+    assert pipeline.num_microbatches == 6
+    assert timeline.makespan_s == pytest.approx(plan.predicted.minibatch_s, rel=0.25)
+    assert len(plan.lane_names) == len(timeline.schedule.lanes) == devices
+    assert Plan.model_validate_json(plan.to_json()) == plan
+    again, _ = machine.price_plan(plan, tiny(plan.microbatch), request.cluster, pipeline)
+    assert again == plan
+
+
+@pytest.mark.parametrize("devices", [4, 6])
+def test_prices_of_many_micro_batches(devices, monkeypatch):
+    """Then a replica is priced alone, with the programs of some, and the sums by themselves."""
+    monkeypatch.setattr(machine, "ENOUGH_LAYERS", 0)
+    plan, _, request = planned(devices, 24 * devices, 12 * devices)
+    assert machine.takes_few(plan)
+    check_prices(plan, request, 0.02)
+
+
+def test_clipped_gradients():
+    plan, _, request = planned(options=StepOptions(clip_norm=1.0))
+    check_prices(plan, request, 1e-9)
+
+
+def test_inference():
+    plan, _, request = planned(train=False)
+    assert plan.replicas == 2
+    check_prices(plan, request, 1e-9)
+    assert all(node.update_s == 0 for node in plan.nodes)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"replicas": 3}, "stage 0 has 2 nodes for 3 replicas, which must have as many each"),
+        ({"batch": 15, "num_microbatches": 3}, "3 micro-batches cannot be shared equally by 2 rep"),
+    ],
+)
+def test_plans_that_are_none_are_refused(change, message):
+    plan, _, _ = planned()
+    with pytest.raises(ValueError, match=message):
+        Plan.model_validate_json(json.dumps(json.loads(plan.to_json()) | change))
+
+
+def test_an_only_stage_has_no_replicas():
+    plan, _, _ = planned()
+    value = json.loads(plan.to_json())
+    value["stages"][0]["layers"] += value["stages"].pop()["layers"]
+    with pytest.raises(ValueError, match="replicas have two stages or more"):
+        Plan.model_validate_json(json.dumps(value))
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"devices": 5}, "5 devices cannot be divided into equal pipelines of two devices or more"),
+        ({"devices": 2}, "2 devices cannot be divided"),
+        ({"batch": 15, "microbatches": None}, "15 samples cannot be shared equally by 2 replicas"),
+        ({"batch": 15, "microbatches": 3}, "15 samples cannot be shared equally"),
+        ({"microbatches": 1}, "1 micro-batch cannot be shared equally by 2 replicas"),
+        ({"schedules": ("fbp-as",)}, "replicas with schedule fbp-as; take 1f1b-as"),
+        ({"schedules": ("pipedream",)}, "replicas with schedule pipedream; take 1f1b-as"),
+        ({"network": unbuilt, "batch": 32, "microbatches": None}, "the core has no local_response_norm"),
+    ],
+)
+def test_requests_without_such_a_plan(fields, message):
+    with pytest.raises(UserError, match=message):
+        planned(**fields)
+
+
+def test_unequal_devices_are_no_replicas():
+    cluster = cluster_of(4)
+    memory = cluster.devices[3].memories[0]
+    memory = replace(memory, size_bytes=memory.size_bytes // 2)
+    other = replace(cluster.devices[3], memories=(memory,))
+    unequal = replace(cluster, devices=(*cluster.devices[:3], other))
+    with pytest.raises(UserError, match="devices u280-3 and u280-1 differ"):
+        plan_replicas(request_for(unequal, tiny, 16, 4), "tiny")
+    links = [replace(each, latency_s=1e-3) if each.source == 2 else each for each in cluster.links]
+    with pytest.raises(UserError, match="between u280-2 and u280-3 differs from"):
+        plan_replicas(request_for(replace(cluster, links=tuple(links)), tiny, 16, 4), "tiny")
+
+
+def test_a_build_trains_as_pytorch(tmp_path):
+    plan, _, request = planned()
+    write_build(plan, tiny(plan.microbatch), request.cluster, tmp_path / "some", seed=3)
+    build = open_build(tmp_path / "some")
+    assert build.plan == plan
+    options = RunOptions(backend="model", check="torch")
+    check = open_check(build, options)
+    samples = random_batch(build.graph, 0, plan.num_microbatches)
+    scalars = scalar_bits(learning_rate=0.05)
+    with open_backend(build, "model", options) as backend, check.backend:
+        for step in range(2):
+            before = backend.state()
+            result = backend.step(*samples, scalars)
+            assert check.after(step, backend, result, before, *samples, scalars) is None
+    assert check.worst["loss"] < 1
+    with pytest.raises(UserError, match="a replicas build has no measured tasks"):
+        measure_build(build)
+
+
+def test_command_line(cli, tmp_path):
+    boards = ("--board", "u280", "--devices", 4, "--array", "4x4", "--batch", 16)
+    picture = tmp_path / "t.svg"
+    _, shown, _ = cli(
+        "plan", "digits-cnn", *boards, "--strategy", "replicas", "--schedule", "gpipe",
+        "--svg", picture,
+    )  # fmt: skip
+    assert "gpipe in 2 replicas over" in shown
+    assert "u280-3" in picture.read_text()
+    _, shown, _ = cli("plan", "digits-cnn", *boards, "--strategy", "auto")
+    assert "replicas" in shown
+    cli("build", *boards, "--strategy", "replicas", "-o", tmp_path / "b", "--no-verify")
+    _, shown, _ = cli("run", tmp_path / "b", "--backend", "model", "--check", "torch", "--steps", 2)
+    assert "differ" not in shown
+    cli("report", tmp_path / "b")
+    page = (tmp_path / "b/run/report.html").read_text()
+    assert "4 devices in 2 pipelines that share the samples" in page
