@@ -44,6 +44,7 @@ from fpgapipe.partition.schedule.schedule_kinds import num_engines_of
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from fpgapipe.hw.hls_models.cycles.link_cycles import WireTiming
     from fpgapipe.hw.hls_models.spec.device import ClusterSpec
     from fpgapipe.hw.hls_models.spec.node import NodeSpec
     from fpgapipe.lowering.program.pipeline import PipelineProgram
@@ -269,11 +270,11 @@ def _price_shared_batch(
     options: StepOptions,
 ) -> tuple[Plan, Timeline]:
     """Price a plan of independent groups; equal groups are priced once."""
-    known: dict[tuple[NodeSpec, ...], Plan] = {}
+    known: dict[tuple[Sequence[NodeSpec], Sequence[WireTiming]], Plan] = {}
     priced = []
     for index in range(plan.independent):
         own = alone(plan, index)
-        key = tuple(node.spec for node in own.nodes)
+        key = tuple(node.spec for node in own.nodes), tuple(wire_timings(own, cluster))
         if key not in known:
             known[key], _ = price_plan(own, graph, cluster, options=options)
         priced.append(known[key])

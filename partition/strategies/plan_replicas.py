@@ -16,12 +16,15 @@ from fpgapipe.partition.schedule.schedule_kinds import make_schedule, schedule_k
 from fpgapipe.partition.search.problem import PlanError, Refusals
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
-    from fpgapipe.hw.hls_models.spec.device import ClusterSpec
+    from fpgapipe.hw.hls_models.spec.device import ClusterSpec, DeviceSpec
     from fpgapipe.partition.explore.request import Request
     from fpgapipe.partition.plan import Plan
     from fpgapipe.partition.timeline.timeline import Timeline
+
+RESOURCES = ("lut", "ff", "bram36", "uram", "dsp")
+"""Counts of a die."""
 
 
 def plan_replicas(
@@ -67,7 +70,7 @@ def plan_replicas(
 
 def _planned(request: Request, network: str, replicas: int) -> tuple[Plan, Timeline]:
     """The fastest plan of a number of replicas."""
-    first = _first_of(request.cluster, replicas)
+    one_of = _of_one_replica(request.cluster, replicas)
     parts = request.num_microbatches
     for number, what in ((request.batch, "sample"), (parts, "micro-batch")):
         if number is not None and number % replicas:
@@ -81,7 +84,7 @@ def _planned(request: Request, network: str, replicas: int) -> tuple[Plan, Timel
         )
     own = replace(
         request,
-        cluster=first,
+        cluster=one_of,
         batch=request.batch // replicas,
         num_microbatches=parts and parts // replicas,
         schedules=schedules,
@@ -150,35 +153,69 @@ def _has_replicas(kind: str) -> bool:
     return is_built and make_schedule(kind, 2, 2).synchronous
 
 
-def _first_of(cluster: ClusterSpec, replicas: int) -> ClusterSpec:
-    """The first of equal parts of a chain of devices.
+def _of_one_replica(cluster: ClusterSpec, replicas: int) -> ClusterSpec:
+    """The devices of one replica, each with what the devices in its place have in all replicas.
+
+    Nodes of a board have other dies and ports at the ends of a chain of boards.
 
     Raises
     ------
     PlanError
-        If the parts are not equal.
+        If the devices have other memories or clocks in another replica, or links of another rate.
     """
     size = len(cluster.devices) // replicas
-    for place in range(size, len(cluster.devices)):
-        like = place % size
-        if cluster.devices[place] != cluster.devices[like]:
-            names = [cluster.device_names[each] for each in (place, like)]
-            raise PlanError(f"devices {names[0]} and {names[1]} differ")
-        if like and _speed(cluster, place) != _speed(cluster, like):
-            names = [cluster.device_names[each] for each in (place - 1, place, like - 1, like)]
+    devices, links = [], []
+    for place in range(size):
+        names = cluster.device_names[place::size]
+        devices.append(_least_of(cluster.devices[place::size], names))
+        if not place:
+            continue
+        found = [
+            cluster.fastest_link(each - 1, each) for each in range(place, len(names) * size, size)
+        ]
+        own = [each for each in found if each is not None]
+        if len({(each.payload_bytes_per_s, each.protocol) for each in own}) != 1 or None in found:
             raise PlanError(
-                f"the link between {names[0]} and {names[1]} differs from the one between "
-                f"{names[2]} and {names[3]}"
+                f"the links to devices {', '.join(names)} from those before them have not all the "
+                "same rate"
             )
+        links.append(replace(own[0], latency_s=max(each.latency_s for each in own)))
     return replace(
         cluster,
         device_names=cluster.device_names[:size],
-        devices=cluster.devices[:size],
-        links=tuple(each for each in cluster.links if max(each.source, each.destination) < size),
+        devices=tuple(devices),
+        links=tuple(links),
     )
 
 
-def _speed(cluster: ClusterSpec, place: int) -> tuple[float, float, str] | None:
-    """Rate, latency and protocol of the link from the device before."""
-    link = cluster.fastest_link(place - 1, place)
-    return (link.payload_bytes_per_s, link.latency_s, link.protocol) if link else None
+def _least_of(devices: Sequence[DeviceSpec], names: Sequence[str]) -> DeviceSpec:
+    """A device with the resources and the memory that each of some devices has."""
+    first = devices[0]
+    for device, name in zip(devices[1:], names[1:], strict=True):
+        alike = replace(
+            device,
+            dies=first.dies,
+            ports=first.ports,
+            memories=tuple(
+                replace(each, size_bytes=own.size_bytes)
+                for each, own in zip(device.memories, first.memories, strict=False)
+            ),
+        )
+        if alike != first or len(device.dies) != len(first.dies):
+            raise PlanError(f"devices {names[0]} and {name} differ")
+    most_ports = max(devices, key=lambda each: sum(port.count for port in each.ports)).ports
+    return replace(
+        first,
+        dies=tuple(
+            replace(
+                dies[0],
+                **{name: min(getattr(die, name) for die in dies) for name in RESOURCES},
+            )
+            for dies in zip(*(each.dies for each in devices), strict=True)
+        ),
+        memories=tuple(
+            replace(own[0], size_bytes=min(each.size_bytes for each in own))
+            for own in zip(*(each.memories for each in devices), strict=True)
+        ),
+        ports=most_ports,
+    )

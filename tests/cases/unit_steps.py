@@ -1,6 +1,6 @@
 """A training step of a small network: the model against PyTorch, and hardware against the model."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -24,6 +24,7 @@ from fpgapipe.lowering.units.step_options import StepOptions, scalar_bits
 from fpgapipe.network.graph import Graph
 from fpgapipe.network.initial_values import initial_parameters, random_batch
 from fpgapipe.partition.schedule.schedule_kinds import make_schedule
+from fpgapipe.sim_tb.native.phy import WireSpec
 
 
 def assert_step_is_that_of_pytorch(
@@ -116,13 +117,22 @@ def assert_hardware_equals_the_model(network: Callable[[int], Graph]) -> None:
     half = len(names) // 2
     schedule = make_schedule("1f1b-as", 2, 2)
     pipeline = build_pipeline(graph, [CORE] * 2, [names[:half], names[half:]], schedule)
+    assert_steps_equal_the_model(pipeline, [WIRE], steps=1)
+
+
+def assert_steps_equal_the_model(
+    pipeline: PipelineProgram, wires: Sequence[WireSpec], steps: int = 2
+) -> None:
+    """Compare every byte of simulated devices with the model's after each of some steps."""
+    graph = pipeline.graph
     parameters = initial_parameters(graph, 0)
-    samples = random_batch(graph, 0, 2)
+    samples = random_batch(graph, 0, pipeline.num_microbatches)
     with (
         ModelBackend(pipeline, parameters) as model,
-        SimulatorBackend(pipeline, parameters, MemorySpec(), [WIRE]) as hardware,
+        SimulatorBackend(pipeline, parameters, MemorySpec(), wires) as hardware,
     ):
-        expected, found = model.step(*samples, SCALARS), hardware.step(*samples, SCALARS)
-        assert (found.loss, found.correct) == (expected.loss, expected.correct)
-        for one, other in zip(hardware.memories, model.memories, strict=True):
-            np.testing.assert_array_equal(one, other)
+        for _ in range(steps):
+            expected, found = model.step(*samples, SCALARS), hardware.step(*samples, SCALARS)
+            assert (found.loss, found.correct) == (expected.loss, expected.correct)
+            for one, other in zip(hardware.memories, model.memories, strict=True):
+                np.testing.assert_array_equal(one, other)

@@ -6,6 +6,8 @@ from dataclasses import replace
 import pytest
 from build_cases import cluster_of, request_for, tiny, unbuilt
 
+from fpgapipe.boards.cluster import chain_of
+from fpgapipe.boards.library import load_board
 from fpgapipe.errors import UserError
 from fpgapipe.host.build.build import open_build, write_build
 from fpgapipe.host.runtime.measure import measure_build
@@ -111,7 +113,10 @@ def test_an_only_stage_has_no_replicas():
         ({"microbatches": 1}, "1 micro-batch cannot be shared equally by 2 replicas"),
         ({"schedules": ("fbp-as",)}, "replicas with schedule fbp-as; take 1f1b-as"),
         ({"schedules": ("pipedream",)}, "replicas with schedule pipedream; take 1f1b-as"),
-        ({"network": unbuilt, "batch": 32, "microbatches": None}, "the core has no local_response_norm"),
+        (
+            {"network": unbuilt, "batch": 32, "microbatches": None},
+            "core has no local_response",
+        ),
     ],
 )
 def test_requests_without_such_a_plan(fields, message):
@@ -121,15 +126,28 @@ def test_requests_without_such_a_plan(fields, message):
 
 def test_unequal_devices_are_no_replicas():
     cluster = cluster_of(4)
-    memory = cluster.devices[3].memories[0]
-    memory = replace(memory, size_bytes=memory.size_bytes // 2)
-    other = replace(cluster.devices[3], memories=(memory,))
+    other = replace(cluster.devices[3], clk_hz=200e6)
     unequal = replace(cluster, devices=(*cluster.devices[:3], other))
-    with pytest.raises(UserError, match="devices u280-3 and u280-1 differ"):
+    with pytest.raises(UserError, match="devices u280-1 and u280-3 differ"):
         plan_replicas(request_for(unequal, tiny, 16, 4), "tiny")
-    links = [replace(each, latency_s=1e-3) if each.source == 2 else each for each in cluster.links]
-    with pytest.raises(UserError, match="between u280-2 and u280-3 differs from"):
-        plan_replicas(request_for(replace(cluster, links=tuple(links)), tiny, 16, 4), "tiny")
+    slow = replace(cluster.links[2], line_rate_bits_per_s=1e9)
+    links = (*cluster.links[:2], slow, *cluster.links[3:])
+    with pytest.raises(UserError, match="links to devices u280-1, u280-3 from those before"):
+        plan_replicas(request_for(replace(cluster, links=links), tiny, 16, 4), "tiny")
+
+
+def test_nodes_of_boards_that_differ_at_the_ends_of_their_chain():
+    """Each replica has cores that fit all; links of some boards have longer latencies."""
+    cluster = chain_of(load_board("u280"), 3, 2).spec
+    assert len(set(cluster.devices)) > 2
+    request = request_for(cluster, tiny, 12, 6)
+    plan, _ = plan_replicas(request, "tiny")
+    assert plan.replicas == 3
+    for number, name in enumerate(cluster.device_names):
+        core = plan.nodes[number].core
+        assert plan.nodes[number].device == name
+        assert replace(core, links=()) == replace(plan.nodes[number % 2].core, links=())
+    check_prices(plan, request, 1e-9)
 
 
 def test_a_build_trains_as_pytorch(tmp_path):

@@ -10,11 +10,9 @@ from step_cases import every_operator
 from test_data_parallel import WIRE, on_one
 from test_pipeline import CORE, ORDERS, SCALARS, left_behind
 from test_sharded import close, images, small_network
+from unit_steps import assert_steps_equal_the_model
 
 from fpgapipe.errors import UserError
-from fpgapipe.host.backends.model import ModelBackend
-from fpgapipe.host.backends.simulator import SimulatorBackend
-from fpgapipe.hw.hls_models.cycles.core_cycles import MemorySpec
 from fpgapipe.hw.hls_models.numerics.element_format import BF16, FP32
 from fpgapipe.lowering.lower import build_pipeline
 from fpgapipe.lowering.shards.degrees import Degrees
@@ -206,16 +204,4 @@ def test_numbers_of_devices():
 def test_hardware_equals_the_model(network, stages):
     graph, count = network(4), 3
     pipeline = built(graph, stages, count)
-    parameters = initial_parameters(graph, 0)
-    inputs, labels = random_batch(graph, 0, count)
-    wires = [WIRE] * (len(pipeline.parts) - 1)
-    with (
-        ModelBackend(pipeline, parameters) as model,
-        SimulatorBackend(pipeline, parameters, MemorySpec(), wires) as hardware,
-    ):
-        for _ in range(2):
-            expected = model.step(inputs, labels, SCALARS)
-            found = hardware.step(inputs, labels, SCALARS)
-            assert (found.loss, found.correct) == (expected.loss, expected.correct)
-            for one, other in zip(hardware.memories, model.memories, strict=True):
-                np.testing.assert_array_equal(one, other)
+    assert_steps_equal_the_model(pipeline, [WIRE] * (len(pipeline.parts) - 1))

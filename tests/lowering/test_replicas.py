@@ -5,10 +5,11 @@ import pytest
 from pipeline_cases import run_devices
 from shard_cases import in_parts
 from step_cases import every_operator
-from test_data_parallel import NODE, SMALL, by_samples
+from test_data_parallel import NODE, SMALL, WIRE, by_samples
 from test_pipeline import CORE, ORDERS, SCALARS, left_behind
 from test_sharded import images, small_network
 from test_tied_weights import NEAR, thrice
+from unit_steps import assert_steps_equal_the_model
 
 from fpgapipe.errors import UserError
 from fpgapipe.lowering.lower import build_pipeline
@@ -160,3 +161,12 @@ def test_a_stage_that_learns_nothing():
     for device in found:
         for name, value in device.items():
             np.testing.assert_array_equal(value, expected[name], err_msg=name)
+
+
+@pytest.mark.sim
+@pytest.mark.slow  # a core with vector engine and two links
+@pytest.mark.parametrize(("stages", "replicas", "rounds"), [(2, 2, 2), (3, 2, 1), (2, 3, 1)])
+def test_hardware_equals_the_model(stages, replicas, rounds):
+    graph = images(SAMPLES)
+    pipeline = replicas_of(graph, stages, replicas, rounds, StepOptions())
+    assert_steps_equal_the_model(pipeline, [WIRE] * (len(pipeline.parts) - 1))
