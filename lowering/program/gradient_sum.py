@@ -61,6 +61,8 @@ class GradientSum:
             (Team(last, tuple(range(count))), arenas.summed(Summed.GROUPS)),
         ]
         own = arenas.summed(Summed.LANES)
+        told = share.stages[share.lane].learned if share.stages else own
+        assert arenas.elements_of(own) == arenas.elements_of(told), "others expect as many elements"
         sums += [(share.lane_team(lane), share.learned_of(lane, own)) for lane in range(size)]
         self._sums: list[tuple[Team, list[Tensor]]] = []
         self._places: list[tuple[Tensor, int]] = []

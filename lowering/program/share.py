@@ -11,7 +11,7 @@ from fpgapipe.lowering.tiling.kernel import Tensor
 from fpgapipe.network.operators import BatchNorm
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
     from fpgapipe.network.graph import Graph
 
@@ -46,7 +46,7 @@ class StageTensors:
     averages: tuple[Tensor, ...]
 
     @classmethod
-    def of(cls, graph: Graph, layers: Iterable[str]) -> StageTensors:
+    def of(cls, graph: Graph, layers: Collection[str]) -> StageTensors:
         """The tensors of the stage with some layers."""
         known = {
             parameter.name: parameter.spec
@@ -60,12 +60,12 @@ class StageTensors:
         )
 
 
-def averages_of(graph: Graph, layers: Iterable[str]) -> list[str]:
-    """Names of the running averages that layers keep in training."""
+def averages_of(graph: Graph, layers: Collection[str]) -> list[str]:
+    """Names of the running averages that layers keep in training, in the order of the network."""
     found = (
         parameter.name
-        for layer in map(graph.layers.__getitem__, layers)
-        if isinstance(layer.operator, BatchNorm)
+        for layer in graph.layers.values()
+        if layer.name in layers and isinstance(layer.operator, BatchNorm)
         for parameter in layer.parameters
         if parameter.spec.role in BatchNorm.AVERAGES
     )

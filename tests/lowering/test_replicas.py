@@ -13,6 +13,7 @@ from unit_steps import assert_steps_equal_the_model
 
 from fpgapipe.errors import UserError
 from fpgapipe.lowering.lower import build_pipeline
+from fpgapipe.lowering.program.share import StageTensors, averages_of
 from fpgapipe.lowering.shards.stages import Stages
 from fpgapipe.lowering.sums import all_reduce
 from fpgapipe.lowering.units.network_units import layers_together
@@ -21,6 +22,7 @@ from fpgapipe.network.graph import GraphBuilder
 from fpgapipe.network.initial_values import initial_parameters, random_batch
 from fpgapipe.network.operators import Activation, Linear
 from fpgapipe.network.operators.tensors import Tensor
+from fpgapipe.network.zoo.layers import Network
 from fpgapipe.partition.schedule.schedule_kinds import make_schedule
 
 SAMPLES = 2
@@ -144,6 +146,19 @@ def test_tied_weights():
                 size = np.linalg.norm(expected[name])
                 assert np.linalg.norm(value - expected[name]) <= NEAR * size
     assert copies.keys() == expected.keys()
+
+
+def test_running_averages_of_layers_that_programs_have_in_another_order():
+    """Devices agree on the order in which they pass on averages that are equally large."""
+    net = Network("branches", SAMPLES)
+    x = net.relu(net.conv(net.image(2, 6, 6), 4, 3, padding=1))
+    y = net.conv(x, 4, 3, padding=1, name="early")
+    z = net.batch_norm(net.conv(x, 4, 3, padding=1), name="second")
+    z = net.plus(net.batch_norm(y, name="first"), z)
+    net.linear(net.flatten(net.relu(z)), 3)
+    graph = net.build()
+    stage = StageTensors.of(graph, list(graph.layers)[::-1])
+    assert [each.name for each in stage.averages] == averages_of(graph, graph.layers)
 
 
 def test_a_stage_that_learns_nothing():
