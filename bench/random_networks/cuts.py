@@ -75,11 +75,11 @@ def check_cuts(subject: Subject) -> None:
     """Programs of several devices leave the weights of one device.
 
     A pipeline's weights have the same bits, and so have those of devices that share samples, with
-    one micro-batch each. Where layers themselves are cut, and where layers share a weight, the
-    order of sums is another one.
+    one micro-batch each; replicas of a pipeline have those of whole devices. Where layers
+    themselves are cut, and where layers share a weight, the order of sums is another one.
     """
     refusals = []
-    for check in (check_pipeline, check_data, check_shards, check_hybrid):
+    for check in (check_pipeline, check_data, check_replicas, check_shards, check_hybrid):
         try:
             check(subject)
         except (UserError, NotImplementedError) as error:
@@ -145,6 +145,29 @@ def check_data(subject: Subject) -> None:
     else:
         alone = run(subject, on_one(subject, options, num_devices), num_devices)
         equal(what, run(subject, pipeline, num_devices), alone, ".running_")
+
+
+def check_replicas(subject: Subject) -> None:
+    """Replicas of random stages, and devices that share the samples in the same way."""
+    draw = subject.draw
+    replicas, rounds = draw.randint(2, 3), draw.randint(1, 2)
+    kind = draw.choice(["gpipe", "1f1b-as", "1f1b-sno", "zb-h1"])
+    layers = stages_of(subject, draw.randint(2, 3))
+    count, num_devices = replicas * rounds, replicas * len(layers)
+    pipeline = build_pipeline(
+        subject.imported,
+        [subject.core] * num_devices,
+        replace(Stages.of(layers), replicas=replicas),
+        make_schedule(kind, len(layers), rounds),
+        options=plain(subject),
+    )
+    what = f"{replicas} replicas of {len(layers)} stages under {kind}, {count} micro-batches"
+    if shares_weights(subject):
+        close(subject, what, pipeline, count, ".running_")
+    else:
+        degrees = dict.fromkeys(subject.imported.layers, Degrees(sample=replicas))
+        whole = in_one_stage(subject, [subject.core] * replicas, degrees, count)
+        equal(what, run(subject, pipeline, count), run(subject, whole, count))
 
 
 KINDS: dict[str, Callable[[int], Degrees]] = {
