@@ -90,6 +90,12 @@ class PlacedNodes:
         """Device of each node."""
         return tuple(self.cluster.devices[place] for place in self.places)
 
+    def link_before(self, node: int) -> LinkSpec:
+        """The link to a node from the one before it, which there is."""
+        before = self.placement.before(node)
+        assert before is not None, "the first node has none"
+        return self.links[self.placement.wire(before, node)]
+
     def port(self, node: int, wire: int) -> str:
         """The port of a node's device that a wire is plugged into."""
         link = self.links[wire]

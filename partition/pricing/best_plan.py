@@ -21,6 +21,7 @@ from fpgapipe.jobs import results
 from fpgapipe.lowering.units.network_units import RefusedNetwork, check_network
 from fpgapipe.partition.explore.candidate import device_chain
 from fpgapipe.partition.explore.explorer import KnownGraphs, by_simulation, explore_by_models
+from fpgapipe.partition.explore.plan_timeline import timeline_of_plan
 from fpgapipe.partition.explore.planned import as_plan
 from fpgapipe.partition.explore.smallest import THROUGHPUT, explore_smallest
 from fpgapipe.partition.placed_nodes import PlacedNodes
@@ -43,7 +44,6 @@ from fpgapipe.partition.pricing.machine import (
     is_soon_priced,
     price_plan,
 )
-from fpgapipe.partition.pricing.plan_timeline import timeline_of_plan
 from fpgapipe.partition.pricing.price_cache import question_of, remembered
 from fpgapipe.partition.pricing.tried import Tried, is_cut, plans_of, timed
 from fpgapipe.partition.schedule.built_schedules import check_schedule_kind

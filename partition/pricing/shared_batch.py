@@ -9,9 +9,9 @@ from dataclasses import replace
 from itertools import islice
 from typing import TYPE_CHECKING
 
+from fpgapipe.partition.explore.plan_timeline import timeline_of_plan
 from fpgapipe.partition.plan import Prediction
 from fpgapipe.partition.pricing.all_reduce_cycles import all_reduce_s
-from fpgapipe.partition.pricing.plan_timeline import timeline_of_plan
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -164,17 +164,16 @@ def _of_one_replica(cluster: ClusterSpec, replicas: int) -> ClusterSpec:
         If the devices have other memories or clocks in another replica, or links of another rate.
     """
     size = len(cluster.devices) // replicas
+    placed = PlacedNodes.chain(range(len(cluster.devices)), cluster)
     devices, links = [], []
     for place in range(size):
+        nodes = range(place, len(cluster.devices), size)
         names = cluster.device_names[place::size]
         devices.append(_least_of(cluster.devices[place::size], names))
         if not place:
             continue
-        found = [
-            cluster.fastest_link(each - 1, each) for each in range(place, len(names) * size, size)
-        ]
-        own = [each for each in found if each is not None]
-        if len({(each.payload_bytes_per_s, each.protocol) for each in own}) != 1 or None in found:
+        own = [placed.link_before(node) for node in nodes]
+        if len({(each.payload_bytes_per_s, each.protocol) for each in own}) > 1:
             raise PlanError(
                 f"the links to devices {', '.join(names)} from those before them have not all the "
                 "same rate"
@@ -191,7 +190,7 @@ def _of_one_replica(cluster: ClusterSpec, replicas: int) -> ClusterSpec:
 def _least_of(devices: Sequence[DeviceSpec], names: Sequence[str]) -> DeviceSpec:
     """A device with the resources and the memory that each of some devices has."""
     first = devices[0]
-    for device, name in zip(devices[1:], names[1:], strict=True):
+    for device, name in zip(devices, names, strict=True):
         alike = replace(
             device,
             dies=first.dies,
@@ -201,7 +200,8 @@ def _least_of(devices: Sequence[DeviceSpec], names: Sequence[str]) -> DeviceSpec
                 for each, own in zip(device.memories, first.memories, strict=False)
             ),
         )
-        if alike != first or len(device.dies) != len(first.dies):
+        counts = [(len(each.dies), len(each.memories)) for each in (device, first)]
+        if alike != first or counts[0] != counts[1]:
             raise PlanError(f"devices {names[0]} and {name} differ")
     most_ports = max(devices, key=lambda each: sum(port.count for port in each.ports)).ports
     return replace(

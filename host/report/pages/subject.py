@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from fpgapipe.errors import UserError, counted
 from fpgapipe.host.report.pages.inputs import MEASURED, Measured, Run, read_measured, read_runs
 from fpgapipe.lowering.units.network_units import units_of
+from fpgapipe.partition.explore.plan_timeline import timeline_of_plan
 from fpgapipe.partition.placed_nodes import PlacedNodes
-from fpgapipe.partition.pricing.plan_timeline import timeline_of_plan
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
