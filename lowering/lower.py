@@ -163,9 +163,9 @@ class Lowering:
         is_late = options.train and not schedule.synchronous
         splits = options.train and schedule.splits_engines
         if (is_late or splits) and division.num_devices > len(division.sizes):
+            what = "replicas" if division.replicas > 1 else "stages of several devices"
             raise NotImplementedError(
-                f"no programs are made for schedule {schedule.kind} with stages of several "
-                "devices; take 1f1b-as"
+                f"no programs are made for schedule {schedule.kind} with {what}; take 1f1b-as"
             )
         if division.replicas > 1 and division.replica_devices > len(division.sizes):
             raise NotImplementedError(

@@ -207,10 +207,10 @@ class Plan(_Part):
                 f"a batch of {self.batch} cannot be cut into {self.num_microbatches} equal parts"
             )
         for number, stage in enumerate(self.stages):
-            if len(stage.nodes) % self.replicas:
+            if len(stage.nodes) != self.replicas > 1:
                 raise ValueError(
-                    f"stage {number} has {counted(len(stage.nodes), 'node')} for {self.replicas} "
-                    "replicas, which must have as many each"
+                    f"stage {number} must have one node for each of {self.replicas} replicas, not "
+                    f"{len(stage.nodes)}"
                 )
         if self.replicas > 1 and len(self.stages) == 1:
             raise ValueError("replicas have two stages or more; an only stage has degrees instead")

@@ -133,7 +133,8 @@ def _faults(design: Design, files: Files) -> list[str]:
         for tensor in (*graph.inputs.values(), *(each.output for each in graph.layers.values()))
     )
     images = sum(files[f"{DEVICES}/{index}/{IMAGE}"][0] for index in range(len(plan.nodes)))
-    if not images // 4 - SLACK_BYTES <= parameters <= 4 * images + SLACK_BYTES:
+    copies = plan.replicas * max(plan.division.sizes)  # of a parameter, at most
+    if not images // (4 * copies) - SLACK_BYTES <= parameters <= 4 * images + SLACK_BYTES:
         faults.append("its images are not of the size of the network's parameters")
     if values * plan.num_microbatches > 8 * moved:
         faults.append("its programs are too short for the network's values")

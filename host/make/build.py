@@ -369,7 +369,8 @@ def build_board(
     num_boards : int
         Number of such boards, cabled in a chain.
     strategy : str, optional
-        The faster one of a pipeline and data parallelism if it is not given.
+        The fastest one of a pipeline, data parallelism and replicas of a pipeline if it is not
+        given.
     folder, batch, micro_batches, schedule, array, cells, options, package, progress, **rest
         As for `build`.
 

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 from fpgapipe.lowering.sums.all_reduce import Member, Team
 from fpgapipe.lowering.tiling.kernel import Tensor
-from fpgapipe.network.operators import BatchNorm
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
@@ -65,9 +64,9 @@ def averages_of(graph: Graph, layers: Collection[str]) -> list[str]:
     found = (
         parameter.name
         for layer in graph.layers.values()
-        if layer.name in layers and isinstance(layer.operator, BatchNorm)
+        if layer.name in layers
         for parameter in layer.parameters
-        if parameter.spec.role in BatchNorm.AVERAGES
+        if parameter.spec.role in layer.operator.averages
     )
     return list(dict.fromkeys(found))
 

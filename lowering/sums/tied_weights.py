@@ -95,7 +95,7 @@ def ties_of(
         tie = Tie(name, parameter.spec.elements, numbers, layers, Team(adders, keepers))
         if parameter.spec.trainable:
             found.append(tie)
-        elif any(layer.op == "batch_norm" for layer in known.values()):
+        elif any(parameter.spec.role in layer.operator.averages for layer in known.values()):
             raise NotImplementedError(
                 f"{tie}, an average that each stage would keep by itself; put them in one stage"
             )

@@ -115,6 +115,9 @@ class Operator(abc.ABC):
     reads_integers: ClassVar[bool] = False
     """Whether an input of the network that the operator reads may hold integers."""
 
+    averages: ClassVar[tuple[str, ...]] = ()
+    """Roles of the parameters that training changes without a gradient, such as running means."""
+
     @abc.abstractmethod
     def output(self, inputs: Sequence[Tensor]) -> Tensor:
         """Shape and type of the result; raises `ShapeError` if the inputs do not fit."""

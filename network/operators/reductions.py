@@ -146,7 +146,7 @@ class BatchNorm(Operator):
     """
 
     kind: ClassVar[str] = "batch_norm"
-    AVERAGES: ClassVar[tuple[str, str]] = ("running_mean", "running_var")
+    averages: ClassVar[tuple[str, ...]] = ("running_mean", "running_var")
 
     epsilon: float = 1e-5
     momentum: float = 0.1
@@ -164,7 +164,7 @@ class BatchNorm(Operator):
         learned = (ParameterSpec("weight", channels), ParameterSpec("bias", channels))
         return (
             *(learned if self.affine else ()),
-            *(ParameterSpec(role, channels, trainable=False) for role in self.AVERAGES),
+            *(ParameterSpec(role, channels, trainable=False) for role in self.averages),
         )
 
 

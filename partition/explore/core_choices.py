@@ -46,7 +46,9 @@ def ranked_cores(
 ) -> dict[DeviceSpec, list[Option]]:
     """The cores of each kind of device on which formulas find the layers fastest, with costs."""
     kinds = list(dict.fromkeys(request.cluster.devices))
-    num_links, form = min(len(request.cluster.devices) - 1, 2), request.form
+    num_links, form = request.num_links, request.form
+    if num_links is None:
+        num_links = min(len(request.cluster.devices) - 1, 2)
     random = request.train and any(
         isinstance(layer.operator, Dropout) for layer in model.graph.layers.values()
     )

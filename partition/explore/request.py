@@ -55,6 +55,9 @@ class Request:
         Whether the stages are those of `fpgapipe.partition.search.merge`, not the fastest ones.
     options : StepOptions, optional
         Options of the programs, of which the prices are; those of `train` if not given.
+    num_links : int, optional
+        Links that every core has room for; as many as the devices of the cluster have neighbours,
+        if not given.
     form : Form, optional
         How the cells of every device's array are made; packed where that saves, if not given.
     """
@@ -75,6 +78,7 @@ class Request:
     options: StepOptions | None = None
     most_microbatches: int | None = None
     form: Form | None = None
+    num_links: int | None = None
 
     def __post_init__(self) -> None:
         """Refuse an array that is no pair of numbers, as Python may give one."""

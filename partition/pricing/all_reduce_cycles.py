@@ -12,6 +12,7 @@ from fpgapipe.lowering.placement import Placement
 from fpgapipe.lowering.program.assemble import assemble
 from fpgapipe.lowering.program.lanes import lanes_of
 from fpgapipe.lowering.sums.all_reduce import (
+    LAG,
     Member,
     Team,
     all_reduce,
@@ -37,6 +38,10 @@ NAME = "values"
 
 MANY_CHUNKS = 512
 """Chunks whose times tell those of all further ones."""
+
+FILLED = 2
+"""Multiple of the chunks by which the sums of a chain's first device come back later than those of
+its last one (`fpgapipe.lowering.sums.all_reduce.LAG`), from which on periods are equally long."""
 
 MANY_DEVICES = 32
 """Equal devices from which on each further one costs as much as each of the second half of these.
@@ -101,16 +106,20 @@ def _cycles(
     wires: Sequence[WireTiming],
 ) -> float:
     """Cycles for chunks of some elements each; of many, for some of them, and in proportion."""
-    most = MANY_CHUNKS // len(sizes)
-    if any(len(each) > most for each in sizes):
-        # The first chunks fill the chain; from then on, periods of many chunks are equally long.
+    # The first chunks fill the chain; from then on, periods of many chunks are equally long.
+    filled = FILLED * LAG * len(cores)
+    most = max(MANY_CHUNKS // len(sizes), 2 * filled)
+    if sum(map(len, sizes)) > MANY_CHUNKS and any(len(each) > most for each in sizes):
         some = [each if len(each) <= most else most * [each[0]] for each in sizes]
-        found = filled = _cycles(some, cores, memories, wires)
+        found = _cycles(some, cores, memories, wires)
         for lane, each in enumerate(sizes):
             if len(each) > most:
-                fewer = [*some[:lane], some[lane][: most // 4], *some[lane + 1 :]]
-                chunk_cycles = filled - _cycles(fewer, cores, memories, wires)
-                found += (sum(each) / each[0] - most) * chunk_cycles / (most - most // 4)
+                fewer = max(most // 4, filled)
+                more, less = (
+                    _cycles(_only(lane, len(sizes), count * [each[0]]), cores, memories, wires)
+                    for count in (most, fewer)
+                )
+                found += (sum(each) / each[0] - most) * (more - less) / (most - fewer)
         return found
     question = {
         "what": "all-reduce",
@@ -129,6 +138,11 @@ def _cycles(
         return found.cycles
 
     return float(remembered(question, find))
+
+
+def _only(lane: int, lanes: int, sizes: Sequence[int]) -> list[Sequence[int]]:
+    """Chunks of one lane, and none of the others."""
+    return [sizes if each == lane else [] for each in range(lanes)]
 
 
 def _program(member: Member, sizes: Sequence[Sequence[int]], core: CoreSpec) -> Program:

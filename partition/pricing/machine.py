@@ -38,7 +38,7 @@ from fpgapipe.partition.pricing.plan_facts import PlanFacts, StageFacts
 from fpgapipe.partition.pricing.plan_memory import node_memory
 from fpgapipe.partition.pricing.prediction import PipelineTiming, timeline_of
 from fpgapipe.partition.pricing.price_cache import remembered
-from fpgapipe.partition.pricing.shared_batch import alone, price_shared_batch, shared_batch_s
+from fpgapipe.partition.pricing.shared_batch import Group, alone, price_shared_batch, shared_batch_s
 from fpgapipe.partition.schedule.schedule_kinds import num_engines_of
 
 if TYPE_CHECKING:
@@ -270,13 +270,13 @@ def _price_shared_batch(
     options: StepOptions,
 ) -> tuple[Plan, Timeline]:
     """Price a plan of independent groups; equal groups are priced once."""
-    known: dict[tuple[Sequence[NodeSpec], Sequence[WireTiming]], Plan] = {}
+    known: dict[tuple[Sequence[NodeSpec], Sequence[WireTiming]], Group] = {}
     priced = []
     for index in range(plan.independent):
         own = alone(plan, index)
         key = tuple(node.spec for node in own.nodes), tuple(wire_timings(own, cluster))
         if key not in known:
-            known[key], _ = price_plan(own, graph, cluster, options=options)
+            known[key] = Group.of(*price_plan(own, graph, cluster, options=options))
         priced.append(known[key])
     if takes_few(plan):
         sizes, elements = _sizes_of_sharers(plan, graph, options)

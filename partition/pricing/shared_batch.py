@@ -5,10 +5,11 @@ A group is a node that has the whole network, or a replica of a pipeline.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import TYPE_CHECKING
 
+from fpgapipe.lowering.schedule.schedule import TaskKind
 from fpgapipe.partition.explore.plan_timeline import timeline_of_plan
 from fpgapipe.partition.plan import Prediction
 from fpgapipe.partition.pricing.all_reduce_cycles import all_reduce_s
@@ -52,40 +53,60 @@ def _with_links(node: NodePlan, kept: slice) -> NodePlan:
     return node.model_copy(update={"spec": replace(node.spec, core=core)})
 
 
+@dataclass(frozen=True)
+class Group:
+    """A group with the prices of the machine that it has alone.
+
+    Attributes
+    ----------
+    plan : Plan
+    ready_s : float
+        Seconds until the last of its passes ends.
+    """
+
+    plan: Plan
+    ready_s: float
+
+    @classmethod
+    def of(cls, plan: Plan, timeline: Timeline) -> Group:
+        """The group of a plan that is priced."""
+        passes = [
+            ends[lane.kinds != TaskKind.U]
+            for lane, ends in zip(timeline.schedule.lanes, timeline.end_s, strict=True)
+        ]
+        last = max((float(each.max()) for each in passes if each.size), default=0.0)
+        return cls(plan, plan.predicted.minibatch_s - (timeline.makespan_s - last))
+
+    @property
+    def update_s(self) -> float:
+        """Seconds of the longest update."""
+        return max(node.update_s for node in self.plan.nodes)
+
+
 def shared_batch_s(
-    plan: Plan, own: Sequence[Plan], cluster: ClusterSpec, elements: Sequence[int]
+    plan: Plan, own: Sequence[Group], cluster: ClusterSpec, elements: Sequence[int]
 ) -> float:
     """Seconds of a mini-batch, from those of each group alone and of the sums.
 
     The groups do their passes independently. Their gradients are added up when the last of them is
-    ready, and then all update their weights.
+    ready, and then all update their weights. Running averages, which the first group passes on to
+    the others, are not counted: they take some thousand cycles.
 
     Parameters
     ----------
     plan : Plan
-    own : sequence of Plan
-        Each group with the prices of the machine that it has `alone`.
+    own : sequence of Group
     cluster : ClusterSpec
     elements : sequence of int
         Elements of the gradients of each node of a group.
     """
     sum_s = all_reduce_s(plan, cluster, elements) if plan.trains else 0.0
-    return max(map(_ready_s, own)) + sum_s + _update_s(own)
-
-
-def _ready_s(own: Plan) -> float:
-    """Seconds of a group's passes; its first stage is the last to be ready."""
-    return own.predicted.minibatch_s - own.nodes[0].update_s
-
-
-def _update_s(own: Sequence[Plan]) -> float:
-    """Seconds of the longest update."""
-    return max(node.update_s for each in own for node in each.nodes)
+    return max(each.ready_s for each in own) + sum_s + max(each.update_s for each in own)
 
 
 def price_shared_batch(
     plan: Plan,
-    own: Sequence[Plan],
+    own: Sequence[Group],
     cluster: ClusterSpec,
     memory_bytes: Sequence[int],
     seconds: float,
@@ -109,11 +130,12 @@ def price_shared_batch(
     timeline : Timeline
         The event simulation of the nodes' times.
     """
-    sums_end_s = max(seconds - _update_s(own), max(map(_ready_s, own)))
+    ready_s = max(each.ready_s for each in own)
+    sums_end_s = max(seconds - max(each.update_s for each in own), ready_s)
     nodes, sizes = [], iter(memory_bytes)
     for group, begin in enumerate(range(0, len(plan.nodes), len(plan.nodes) // len(own))):
-        for before, found in zip(plan.nodes[begin:], own[group].nodes, strict=False):
-            waits_s = sums_end_s - _ready_s(own[group]) if plan.trains else 0.0
+        for before, found in zip(plan.nodes[begin:], own[group].plan.nodes, strict=False):
+            waits_s = sums_end_s - own[group].ready_s if plan.trains else 0.0
             update = {
                 "device": before.device,
                 "spec": before.spec,
@@ -125,7 +147,7 @@ def price_shared_batch(
     timeline = timeline_of_plan(priced, cluster)
     predicted = Prediction(
         minibatch_s=seconds,
-        period_s=max(each.predicted.period_s for each in own) / len(own),
+        period_s=max(each.plan.predicted.period_s for each in own) / len(own),
         bubble_rate=min(max(timeline.bubble_rate, 0.0), 1.0),
         samples_per_s=plan.batch / seconds,
         level="machine",

@@ -101,7 +101,7 @@ def side_by_side(schedule: Schedule, replicas: int) -> Schedule:
         ),
         route_of=(np.arange(count) % replicas).astype(np.int32),
         lanes=tuple(lanes),
-        in_flight_limit=schedule.in_flight_limit * replicas,
+        in_flight_limit=replicas * tuple(replicas * each for each in schedule.in_flight_limit),
     )
 
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from fpgapipe.errors import UserError, counted
-from fpgapipe.partition.cost.cores import with_links
+from fpgapipe.partition.cost.cores import core_fits, with_links
 from fpgapipe.partition.explore.planned import link_ends
 from fpgapipe.partition.placed_nodes import PlacedNodes
 from fpgapipe.partition.plan import StagePlan
@@ -89,6 +89,7 @@ def _planned(request: Request, network: str, replicas: int) -> tuple[Plan, Timel
         num_microbatches=parts and parts // replicas,
         schedules=schedules,
         all_devices=True,
+        num_links=2,
     )
     one = best_plan(own, network)
     if one.fault:
@@ -106,6 +107,11 @@ def replicated_plan(one: Plan, cluster: ClusterSpec, replicas: int) -> Plan:
     """The plan of several pipelines like one of the first devices of a cluster.
 
     Its times are those of the one pipeline.
+
+    Raises
+    ------
+    PlanError
+        If a core does not fit its device.
     """
     size = len(one.nodes)
     own = [cluster.device_names.index(node.device) for node in one.nodes]
@@ -124,6 +130,10 @@ def replicated_plan(one: Plan, cluster: ClusterSpec, replicas: int) -> Plan:
         )
         for number, (node, place) in enumerate(zip(replicas * one.nodes, places, strict=True))
     ]
+    for node, device in zip(nodes, placed.devices, strict=True):
+        if broken := core_fits(device, node.core):
+            core = f"a core of {node.core.rows}x{node.core.cols} does not fit {node.device}"
+            raise PlanError(f"{core}: {'; '.join(map(str, broken))}")
     stages = [
         StagePlan(layers=stage.layers, nodes=tuple(nodes[number::size]))
         for number, stage in enumerate(one.stages)

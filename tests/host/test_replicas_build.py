@@ -15,6 +15,8 @@ from fpgapipe.host.runtime.runtime import RunOptions, open_backend, open_check
 from fpgapipe.hw.hls_models.cycles.cluster_cycles import predict_cluster
 from fpgapipe.lowering.units.step_options import StepOptions, scalar_bits
 from fpgapipe.network.initial_values import random_batch
+from fpgapipe.network.parameter_groups import freeze
+from fpgapipe.partition.cost.cores import core_fits
 from fpgapipe.partition.plan import Plan
 from fpgapipe.partition.pricing import machine
 from fpgapipe.partition.pricing.plan_cores import memory_specs, wire_timings
@@ -29,9 +31,8 @@ def planned(devices=4, batch=16, microbatches=4, network=tiny, **fields):
 
 def check_prices(plan, request, rel):
     """Compare a plan with the programs of all its micro-batches."""
-    pipeline = machine.lower_plan(
-        plan, tiny(plan.microbatch), request.cluster, request.step_options
-    )
+    graph = request.load(plan.microbatch)
+    pipeline = machine.lower_plan(plan, graph, request.cluster, request.step_options)
     assert [node.memory_bytes for node in plan.nodes] == [
         part.memory_bytes for part in pipeline.parts
     ]
@@ -70,6 +71,27 @@ def test_prices_of_many_micro_batches(devices, monkeypatch):
     check_prices(plan, request, 0.02)
 
 
+def half_frozen(batch):
+    """A network of which only the last layers learn."""
+    return freeze(tiny(batch), ["conv*", "batch_norm*"])
+
+
+def test_prices_where_the_first_stage_learns_nothing(monkeypatch):
+    monkeypatch.setattr(machine, "ENOUGH_LAYERS", 0)
+    plan, _, request = planned(4, 192, 96, half_frozen)
+    assert machine.takes_few(plan)
+    check_prices(plan, request, 0.03)
+
+
+def test_cores_have_room_for_the_links_of_all_replicas():
+    """Two devices alone would need one link each; a plan was accepted that did not fit."""
+    cluster = cluster_of(4, "kv260")
+    request = request_for(cluster, tiny, 16, 4, array=None)
+    plan, _ = plan_replicas(request, "tiny")
+    for node, device in zip(plan.nodes, cluster.devices, strict=True):
+        assert core_fits(device, node.core) == []
+
+
 def test_clipped_gradients():
     plan, _, request = planned(options=StepOptions(clip_norm=1.0))
     check_prices(plan, request, 1e-9)
@@ -85,7 +107,7 @@ def test_inference():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"replicas": 3}, "stage 0 has 2 nodes for 3 replicas, which must have as many each"),
+        ({"replicas": 3}, "stage 0 must have one node for each of 3 replicas, not 2"),
         ({"batch": 15, "num_microbatches": 3}, "3 micro-batches cannot be shared equally by 2 rep"),
     ],
 )

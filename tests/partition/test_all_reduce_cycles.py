@@ -36,7 +36,7 @@ def cycles(num_devices, rate, elements=ELEMENTS, phy_bytes=16, link=None):
     )
     wire = WireTiming(ON_CHIP_BYTES, 3) if link else WireTiming(rate)
     return pricing.all_reduce_cycles(
-        [elements],
+        elements if isinstance(elements, list) else [elements],
         [core] * num_devices,
         [MemorySpec(64)] * num_devices,
         [wire] * (num_devices - 1),
@@ -49,6 +49,17 @@ def test_many_chunks_are_foretold_by_some(monkeypatch, rate):
     whole = cycles(3, rate)
     monkeypatch.setattr(pricing, "MANY_CHUNKS", 32)
     assert cycles(3, rate) == pytest.approx(whole, rel=1e-3)
+
+
+def test_sums_of_stages_are_foretold_by_some(monkeypatch):
+    """The chunks that are timed are enough to fill a chain, on which others pass sums on."""
+    elements = [count * CHUNK_BYTES[0] // 4 for count in (200, 20, 260)]
+    monkeypatch.setattr("fpgapipe.lowering.sums.all_reduce.MANY_CHUNKS", 1000)  # small chunks
+    found = cycles(9, 16, elements)
+    monkeypatch.setattr(pricing, "MANY_CHUNKS", 64)
+    some = cycles(9, 16, elements)
+    assert some != found
+    assert some == pytest.approx(found, rel=0.01)
 
 
 def test_faster_wires_do_not_make_it_longer():

@@ -25,7 +25,9 @@ def cluster_section(subject: Subject) -> Section:
     """Make the section with picture and table of the stages."""
     plan = subject.plan
     each = "one a device" if len(plan.stages) == len(plan.nodes) else "some of several devices"
-    if len(plan.stages) == 1 < len(plan.nodes):
+    if plan.replicas > 1:
+        each = f"one a device in each of {plan.replicas} pipelines"
+    elif len(plan.stages) == 1 < len(plan.nodes):
         each = "here a single one, which all devices compute together"
     lead = (
         f"The network is cut into {term('stages', 'stage')}, {each}. Features flow to the "
