@@ -4,6 +4,9 @@ from functools import cache
 
 from fpgapipe.boards.cluster import chain_of
 from fpgapipe.boards.library import load_board
+from fpgapipe.host.runtime.runtime import RunOptions, open_backend, open_check
+from fpgapipe.lowering.units.step_options import scalar_bits
+from fpgapipe.network.initial_values import random_batch
 from fpgapipe.network.zoo.layers import Network
 from fpgapipe.partition.explore.explorer import explore
 from fpgapipe.partition.explore.planned import as_plan
@@ -46,3 +49,17 @@ def plan_of(devices=2, load=tiny, board="u280", **fields):
     graph = load(best.microbatch)
     plan = as_plan(best, graph, graph.name, asked.batch, cluster, train=asked.train)
     return plan, graph, cluster
+
+
+def assert_trains_as_pytorch(build):
+    """Compare two steps of a build in the bit-exact model with those of PyTorch."""
+    options = RunOptions(backend="model", check="torch")
+    check = open_check(build, options)
+    samples = random_batch(build.graph, 0, build.plan.num_microbatches)
+    scalars = scalar_bits(learning_rate=0.05)
+    with open_backend(build, "model", options) as backend, check.backend:
+        for step in range(2):
+            before = backend.state()
+            result = backend.step(*samples, scalars)
+            assert check.after(step, backend, result, before, *samples, scalars) is None
+    assert check.worst["loss"] < 1

@@ -3,16 +3,13 @@
 import json
 
 import pytest
-from build_cases import cluster_of, request_for, tiny, unbuilt
+from build_cases import assert_trains_as_pytorch, cluster_of, request_for, tiny, unbuilt
 
 from fpgapipe.errors import UserError
 from fpgapipe.host.build.build import open_build, write_build
 from fpgapipe.host.runtime.measure import measure_build
-from fpgapipe.host.runtime.runtime import RunOptions, open_backend, open_check
 from fpgapipe.hw.hls_models.cycles.cluster_cycles import predict_cluster
 from fpgapipe.lowering.shards.cuts import why_not_shared
-from fpgapipe.lowering.units.step_options import scalar_bits
-from fpgapipe.network.initial_values import random_batch
 from fpgapipe.network.zoo.layers import Network
 from fpgapipe.network.zoo.recurrent import lstm_language_model
 from fpgapipe.partition.explore.request import Request
@@ -102,16 +99,7 @@ def test_a_build_trains_as_pytorch(tmp_path):
     write_build(plan, tiny(plan.microbatch), request.cluster, tmp_path / "some", seed=3)
     build = open_build(tmp_path / "some")
     assert build.plan == plan
-    options = RunOptions(backend="model", check="torch")
-    check = open_check(build, options)
-    samples = random_batch(build.graph, 0, plan.num_microbatches)
-    scalars = scalar_bits(learning_rate=0.05)
-    with open_backend(build, "model", options) as backend, check.backend:
-        for step in range(2):
-            before = backend.state()
-            result = backend.step(*samples, scalars)
-            assert check.after(step, backend, result, before, *samples, scalars) is None
-    assert check.worst["loss"] < 1
+    assert_trains_as_pytorch(build)
     with pytest.raises(UserError, match="a hybrid build has no measured tasks"):
         measure_build(build)
 

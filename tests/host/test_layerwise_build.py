@@ -5,14 +5,13 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from build_cases import cluster_of, request_for, tiny, unbuilt
+from build_cases import assert_trains_as_pytorch, cluster_of, request_for, tiny, unbuilt
 
 from fpgapipe.errors import FileError, UserError
 from fpgapipe.host.backends.model import ModelBackend
 from fpgapipe.host.build import build_check
 from fpgapipe.host.build.build import open_build, write_build
 from fpgapipe.host.runtime.measure import measure_build
-from fpgapipe.host.runtime.runtime import RunOptions, open_backend, open_check
 from fpgapipe.hw.hls_models.cycles.cluster_cycles import predict_cluster
 from fpgapipe.lowering.units.step_options import scalar_bits
 from fpgapipe.network.initial_values import random_batch
@@ -192,16 +191,7 @@ def test_steps_are_those_of_pytorch(tmp_path, name, devices):
     plan, _ = plan_one_axis(request, "tiny", name)
     write_build(plan, tiny(plan.microbatch), request.cluster, tmp_path / "some", seed=3)
     build = open_build(tmp_path / "some")
-    options = RunOptions(backend="model", check="torch")
-    check = open_check(build, options)
-    samples = random_batch(build.graph, 0, plan.num_microbatches)
-    scalars = scalar_bits(learning_rate=0.05)
-    with open_backend(build, "model", options) as backend, check.backend:
-        for step in range(2):
-            before = backend.state()
-            result = backend.step(*samples, scalars)
-            assert check.after(step, backend, result, before, *samples, scalars) is None
-    assert check.worst["loss"] < 1
+    assert_trains_as_pytorch(build)
 
 
 def test_a_build_is_made_again_from_its_parts(tmp_path, monkeypatch):

@@ -4,17 +4,15 @@ import json
 from dataclasses import replace
 
 import pytest
-from build_cases import cluster_of, request_for, tiny, unbuilt
+from build_cases import assert_trains_as_pytorch, cluster_of, request_for, tiny, unbuilt
 
 from fpgapipe.boards.cluster import chain_of
 from fpgapipe.boards.library import load_board
 from fpgapipe.errors import UserError
 from fpgapipe.host.build.build import open_build, write_build
 from fpgapipe.host.runtime.measure import measure_build
-from fpgapipe.host.runtime.runtime import RunOptions, open_backend, open_check
 from fpgapipe.hw.hls_models.cycles.cluster_cycles import predict_cluster
-from fpgapipe.lowering.units.step_options import StepOptions, scalar_bits
-from fpgapipe.network.initial_values import random_batch
+from fpgapipe.lowering.units.step_options import StepOptions
 from fpgapipe.network.parameter_groups import freeze
 from fpgapipe.partition.cost.cores import core_fits
 from fpgapipe.partition.plan import Plan
@@ -191,16 +189,7 @@ def test_a_build_trains_as_pytorch(tmp_path):
     write_build(plan, tiny(plan.microbatch), request.cluster, tmp_path / "some", seed=3)
     build = open_build(tmp_path / "some")
     assert build.plan == plan
-    options = RunOptions(backend="model", check="torch")
-    check = open_check(build, options)
-    samples = random_batch(build.graph, 0, plan.num_microbatches)
-    scalars = scalar_bits(learning_rate=0.05)
-    with open_backend(build, "model", options) as backend, check.backend:
-        for step in range(2):
-            before = backend.state()
-            result = backend.step(*samples, scalars)
-            assert check.after(step, backend, result, before, *samples, scalars) is None
-    assert check.worst["loss"] < 1
+    assert_trains_as_pytorch(build)
     with pytest.raises(UserError, match="a replicas build has no measured tasks"):
         measure_build(build)
 
