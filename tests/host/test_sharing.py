@@ -155,7 +155,7 @@ def test_formulas_are_not_taken_for_programs(monkeypatch):
 @pytest.mark.parametrize(
     ("options", "asked"),
     [
-        ({}, ("pipeline", "data")),
+        ({}, ("pipeline", "data", "replicas")),
         ({"schedule": "zb-h1"}, ("pipeline",)),
         ({"free_order": True}, ("pipeline",)),
         ({"strategy": "data"}, ("data",)),

@@ -19,6 +19,6 @@ def test_plans_of_strategies_are_right_or_refused():
     assert done.stdout, done.stderr
     found = json.loads(done.stdout)
     assert (found["faults"], found["reached"], done.returncode) == ([], True, 0)
-    assert (found["made"], found["refused"]) == (8, 1)
+    assert (found["made"], found["refused"]) == (9, 1)
     ((reason, _),) = found["reasons"]
     assert reason.startswith("a batch of 6 samples cannot be shared equally by 4 devices")
