@@ -105,6 +105,7 @@ class Savings:
 NO_SAVINGS = Savings()
 
 LARGE_SAVINGS = (
+    Savings(counters=False),
     Savings(most_function_lanes=2),
     Savings(form=Form.PACKED),
     Savings(form=Form.PACKED, most_function_lanes=2),
@@ -113,7 +114,7 @@ LARGE_SAVINGS = (
 )
 """Savings of which the first ones are tried with which an array fits that does not without any.
 
-Few instructions apply functions, and all take lanes. Packed cells cost no cycles, but no vendor's
+Counters cost no cycles. Few instructions apply functions, and all take lanes. Packed cells cost no cycles, but no vendor's
 tool has placed any yet.
 """
 
