@@ -114,8 +114,8 @@ LARGE_SAVINGS = (
 )
 """Savings of which the first ones are tried with which an array fits that does not without any.
 
-Counters cost no cycles. Few instructions apply functions, and all take lanes. Packed cells cost no cycles, but no vendor's
-tool has placed any yet.
+Neither counters nor plain cells save cycles, but no vendor's tool has placed packed ones yet. Few
+instructions apply functions, and all take lanes.
 """
 
 SMALL_SAVINGS = (
