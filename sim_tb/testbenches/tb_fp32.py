@@ -230,7 +230,7 @@ async def converts(dut: Any) -> None:
     code_b = np.clip(code_b, 0, CODE_NAN)
     inputs = {
         "sum": sums,
-        "exponent": code_a + code_b - 2 * CODE_BIAS - SUM_FRACTION_BITS,
+        "exponent": code_a + code_b + acc_bits - 1 - CODE_BIAS - SUM_FRACTION_BITS,
         "nan": ((code_a == CODE_NAN) | (code_b == CODE_NAN)).astype(np.int64),
     }
     wanted = fp32.from_sum(sums, code_a, code_b).view(np.uint32)

@@ -301,7 +301,7 @@ FAULTS = {
         BOTH,
     ),
     "a register moves on in a pause": (r"advance \? total :", "1'h1 ? total :", BOTH),
-    "ties are rounded up": (r"value12\[11\] \|", "1'h1 |", BOTH),
+    "ties are rounded up": (r"value\[11\] \|", "1'h1 |", BOTH),
     "the sigmoid's rows go on": (
         r"argument\[35:28\] < 4'hd",
         "argument[35:28] < 4'he",

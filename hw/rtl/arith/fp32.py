@@ -18,6 +18,9 @@ from fpgapipe.hw.rtl.lib.modules import instance_of, makes_modules
 
 INFINITY_BITS = 0x7F800000
 
+INFINITE = 255
+"""Biased exponent of infinity and NaN."""
+
 
 class _Binary(wiring.Component):
     """Pipeline of two FP32 operands and one FP32 result."""
@@ -53,12 +56,34 @@ class Pipeline:
         self._m = m
         self._advance = advance
 
-    def register(self, value, name):
-        """Hold a value for the next stage."""
+    def register(self, value, name, instead=()):
+        """Hold a value for the next stage.
+
+        Parameters
+        ----------
+        value : Value
+        name : str
+        instead : dict of int to Value, optional
+            Numbers that are held instead of the value where a condition is high; of several, the
+            last one counts. An FPGA's register has a pin for that.
+        """
         held = Signal(value.shape(), name=name, reset_less=True)
         with self._m.If(self._advance):
             self._m.d.sync += held.eq(value)
+            for number in instead:
+                with self._m.If(instead[number]):
+                    self._m.d.sync += held.eq(number)
         return held
+
+
+def first_exponent(spec):
+    """Biased exponent of a sum whose magnitude takes all bits, if both codes are 0.
+
+    Parameters
+    ----------
+    spec : SumSpec
+    """
+    return spec.acc_bits - 1 - fp32.CODE_BIAS - fp32.SUM_FRACTION_BITS
 
 
 def leading_nibble(m, word, name):
@@ -86,6 +111,12 @@ def leading_nibble(m, word, name):
     return skip
 
 
+def leading_zeros(word):
+    """Number of zeros before the first one bit of a word, 0 to 3."""
+    first, second, third = word[-1], word[-2], word[-3]
+    return Cat(~first & (second | ~third), ~first & ~second)
+
+
 def normalized(m, word, skip, name):
     """Shift a word of 32 bits until its first bit is one.
 
@@ -104,8 +135,7 @@ def normalized(m, word, skip, name):
     shifted = Signal(32, name=f"{name}_shifted")
     m.d.comb += [
         coarse.eq(word << Cat(Const(0, 2), skip)),
-        fine[1].eq(coarse[30:32] == 0),
-        fine[0].eq(~Mux(fine[1], coarse[29], coarse[31])),
+        fine.eq(leading_zeros(coarse)),
         shifted.eq(coarse << fine),
     ]
     return shifted, Cat(fine, skip)
@@ -144,60 +174,91 @@ class Fp32Adder(_Binary):
         large = Signal(32)
         small = Signal(32)
         distance = Signal(8)
-        nan = Signal()
-        subtract = Signal()
         m.d.comb += [
             swap.eq(self.b[0:31] > self.a[0:31]),
             large.eq(Mux(swap, self.b, self.a)),
             small.eq(Mux(swap, self.a, self.b)),
             distance.eq(large[23:31] - small[23:31]),
-            subtract.eq(large[31] ^ small[31]),
-            # Infinity less infinity is NaN; the larger magnitude is that of a NaN if there is one.
-            nan.eq((large[0:31] > INFINITY_BITS) | (subtract & (small[0:31] == INFINITY_BITS))),
         ]
-        # The larger operand's exponent and sign and two flags go through the stages as one word.
-        context1 = register(Cat(large[23:32], nan, subtract), "context1")
-        large1 = register(_significand(large), "large1")
-        small1 = register(_significand(small), "small1")
-        distance1 = register(Mux(distance[5:8] != 0, 31, distance[0:5]), "distance1")
+        # The larger operand's exponent and sign and a flag go through the stages as one word.
+        context1 = register(Cat(large[23:32], large[31] ^ small[31]), "context1")
+        # A subnormal operand is zero.
+        one = Const(1, 1)
+        large1 = register(Cat(large[0:23], one), "large1", {0: large[23:31] == 0})
+        small1 = register(Cat(small[0:23], one), "small1", {0: small[23:31] == 0})
+        distance1 = register(distance[0:5], "distance1", {31: distance[5:8] != 0})
 
-        # Stage 2 moves the smaller significand down.
-        aligned = Signal(50)
-        m.d.comb += aligned.eq(Cat(Const(0, 26), small1) >> distance1)
-        context2 = register(context1, "context2")
-        large2 = register(large1, "large2")
-        small2 = register(Cat(aligned[0:24] != 0, aligned[24:50]), "small2")
-
-        # Stage 3 adds or subtracts, and begins to look for the first one bit.
-        total = Signal(28)
-        word = Signal(32)
-        minuend = Cat(Const(0, 3), large2)
+        # Stage 2 moves the smaller significand down, but for the last place; first by 0 to 6
+        # places, then by 0 to 24. Two bits below the larger one's significand stay. Of what is
+        # below them, it matters whether there is a one.
+        near = Signal(30)
+        far = Signal(26)
+        lost = Signal()
         m.d.comb += [
-            total.eq(Mux(context2[10], minuend - small2, minuend + small2)),
-            word.eq(Cat(Const(0, 4), total)),
+            near.eq(Cat(Const(0, 6), small1) >> Cat(Const(0, 1), distance1[1:3])),
+            far.eq(near[4:30] >> Cat(Const(0, 3), distance1[3:5])),
+            lost.eq(
+                (near[0:4] != 0)
+                | ((distance1[3:5] != 0) & (near[4:12] != 0))
+                | (distance1[4] & (near[12:20] != 0))
+                | ((distance1[3:5] == 3) & (near[20:28] != 0))
+            ),
+        ]
+        # The larger operand is NaN if one of them is. Infinity less infinity is NaN as well.
+        infinite = context1[0:8] == INFINITE
+        nan = infinite & ((large1[0:23] != 0) | (context1[9] & (distance1 == 0)))
+        context2 = register(Cat(context1, nan), "context2")
+        large2 = register(large1, "large2")
+        far2 = register(far, "far2")
+        marks2 = register(Cat(distance1[0], lost), "marks2")
+
+        # Stage 3 moves by the last place, adds or subtracts, and begins to look for the first one
+        # bit.
+        subtract = context2[9]
+        small3 = Signal(27)
+        total = Signal(28)
+        m.d.comb += [
+            small3.eq(Cat(marks2[1] | (marks2[0] & far2[0]), Mux(marks2[0], far2[1:26], far2))),
+            total.eq(
+                Cat(Const(0, 3), large2)
+                + (Cat(small3, Const(0, 1)) ^ subtract.replicate(28))
+                + subtract
+            ),
         ]
         context3 = register(context2, "context3")
-        word3 = register(word, "word3")
-        skip3 = register(leading_nibble(m, word, "lead"), "skip3")
+        word3 = register(total, "word3")
+        skip3 = register(leading_nibble(m, Cat(Const(0, 4), total), "lead"), "skip3")
 
-        # Stage 4 moves the first one bit to the top. The exponent becomes smaller accordingly, down
-        # to 1 - 31, but that of infinity stays.
-        shifted, shift = normalized(m, word3, skip3, "norm")
+        # Stage 4 moves the first one bit up by whole nibbles. The exponent becomes smaller by all
+        # places, down to 1 - 31, but that of infinity stays. Infinity has a fraction of zero.
+        coarse = Signal(28)
+        fine = Signal(2)
         exponent = Signal(signed(9))
-        largest = context3[0:8] == 255
-        m.d.comb += exponent.eq(Mux(largest, 255, context3[0:8] + 1 - shift))
+        m.d.comb += [
+            coarse.eq(word3 << Cat(Const(0, 2), skip3)),
+            fine.eq(leading_zeros(coarse)),
+            exponent.eq(context3[0:8] + 1 - Cat(fine, skip3)),
+        ]
+        infinite = context3[0:8] == INFINITE
+        overflow = infinite | ((context3[0:8] == 254) & word3[27])
+        zero = (skip3 == 7) & ~infinite
         # The sign of the larger operand is that of the result, but a difference of zero is +0.
-        negative = context3[8] & ~(context3[10] & (word3 == 0))
-        marks4 = register(Cat(negative, context3[9]), "marks4")
-        exponent4 = register(exponent, "exponent4")
-        word4 = register(shifted, "word4")
+        negative = context3[8] & ~(context3[9] & zero) & ~context3[10]
+        marks4 = register(Cat(fine, negative, context3[10], zero), "marks4")
+        exponent4 = register(exponent, "exponent4", {INFINITE: infinite})
+        coarse4 = register(coarse, "coarse4", {0: overflow})
 
-        # Stage 5 rounds. A sum below the least normal number has no bits that are rounded away.
-        rounded = Signal(32)
-        up = word4[7] & (word4[8] | (word4[0:7] != 0))
-        m.d.comb += rounded.eq(Cat(word4[8:31], exponent4[0:8]) + up)
-        tiny = (exponent4 <= 0) | ~word4[31]
-        m.d.comb += self.o.eq(register(_result(m, marks4, rounded, tiny), "result5"))
+        # Stage 5 moves by the last places, and rounds. A sum below the least normal number has no
+        # bits that are rounded away.
+        places4, negative, nan, zero = marks4[0:2], marks4[2], marks4[3], marks4[4]
+        word = Signal(28)
+        m.d.comb += word.eq(coarse4 << places4)
+        up = word[3] & (word[4] | (word[0:3] != 0))
+        tiny = (exponent4 <= 0) | zero
+        rounded = Signal(31)
+        m.d.comb += rounded.eq(Cat(word[4:27], exponent4[0:8]) + up)
+        number = register(rounded | Cat(Const(0, 22), nan), "number5", {0: tiny})
+        m.d.comb += self.o.eq(Cat(number, register(negative, "negative5")))
         return m
 
 
@@ -228,21 +289,22 @@ class Fp32Multiplier(_Binary):
         a, b = self.a, self.b
 
         # Stage 1 takes the operands. A product with infinity is infinite, except that infinity
-        # times zero is NaN.
-        exponent = Signal(signed(10))
+        # times zero is NaN; one with zero is tiny.
+        biased = Signal(10)
         infinite = Signal()
         zero = Signal()
         nan = Signal()
         m.d.comb += [
-            exponent.eq(a[23:31] + b[23:31] - fp32.CODE_BIAS),
-            infinite.eq((a[23:31] == 255) | (b[23:31] == 255)),
+            biased.eq(a[23:31] + b[23:31] + 1),
+            infinite.eq((a[23:31] == INFINITE) | (b[23:31] == INFINITE)),
             zero.eq((a[23:31] == 0) | (b[23:31] == 0)),
-            nan.eq((a[0:31] > INFINITY_BITS) | (b[0:31] > INFINITY_BITS) | (infinite & zero)),
+            nan.eq(is_nan(a) | is_nan(b) | (infinite & zero)),
         ]
-        marks1 = register(Cat(a[31] ^ b[31], nan, infinite, zero), "marks1")
-        exponent1 = register(exponent, "exponent1")
-        # The first bit of a significand is one even if the number is zero; a mark says whether it
-        # is.
+        # The bias is 128 - 1, and the first two bits are enough to subtract 128.
+        exponent = Cat(biased[0:7], (biased[7:10] - 1)[0:3]).as_signed()
+        marks1 = register(Cat(a[31] ^ b[31], nan), "marks1")
+        exponent1 = register(exponent, "exponent1", {-1: zero, INFINITE: infinite})
+        # The first bit of a significand is one even if the number is zero.
         a1 = register(Cat(a[0:23], Const(1, 1)), "a1")
         b1 = register(Cat(b[0:23], Const(1, 1)), "b1")
 
@@ -253,27 +315,34 @@ class Fp32Multiplier(_Binary):
         exponent2 = register(exponent1, "exponent2")
         product2 = register(product, "product2")
 
-        # In stage 3, DSP blocks add the parts of the product. Zero and infinity get exponents.
-        range3 = Signal(signed(10))
-        m.d.comb += range3.eq(Mux(marks2[2], 255, Mux(marks2[3], -1, exponent2)))
-        marks3 = register(marks2[0:2], "marks3")
-        exponent3 = register(range3, "exponent3")
+        # In stage 3, DSP blocks add the parts of the product.
+        marks3 = register(marks2, "marks3")
+        exponent3 = register(exponent2, "exponent3")
         product3 = register(product2, "product3")
 
-        # Stage 4 moves the first bit to the top, and finds whether to round up.
+        # Stage 4 finds which bit is the first one, and whether to round up. Infinity has a fraction
+        # of zero.
         carry = product3[47]
-        fraction = Mux(carry, product3[24:47], product3[23:46])
+        last = Mux(carry, product3[24], product3[23])
         half = Mux(carry, product3[23], product3[22])
         rest = (product3[0:22] != 0) | (carry & product3[22])
+        exponent = Signal(signed(10))
+        infinite = Signal()
+        m.d.comb += [exponent.eq(exponent3 + carry), infinite.eq(exponent >= INFINITE)]
         marks4 = register(marks3, "marks4")
-        exponent4 = register(exponent3 + carry, "exponent4")
-        fraction4 = register(Cat(half & (rest | fraction[0]), fraction), "fraction4")
+        exponent4 = register(exponent, "exponent4", {INFINITE: infinite})
+        word4 = register(Cat(carry, half & (rest | last), product3[23:47]), "word4", {0: infinite})
 
-        # Stage 5 rounds. The carry may lift a product to the least normal number.
-        rounded = Signal(signed(35))
-        m.d.comb += rounded.eq(Cat(fraction4[1:24], exponent4).as_signed() + fraction4[0])
+        # Stage 5 moves the first bit to the top, and rounds. The carry may lift a product to the
+        # least normal number.
+        rounded = Signal(signed(33))
+        fraction = Mux(word4[0], word4[3:26], word4[2:25])
+        m.d.comb += rounded.eq(Cat(fraction, exponent4).as_signed() + word4[1])
+        negative, nan = marks4[0], marks4[1]
+        number = rounded[0:31] | Cat(Const(0, 22), nan)
         tiny = rounded < (1 << 23)
-        m.d.comb += self.o.eq(register(_result(m, marks4, rounded, tiny), "result5"))
+        number5 = register(number, "number5", {0: tiny})
+        m.d.comb += self.o.eq(Cat(number5, register(negative & ~nan, "negative5")))
         return m
 
 
@@ -289,11 +358,12 @@ class SumConverter(wiring.Component):
     sum : In(signed(acc_bits))
         Partial sum.
     exponent : In(signed(10))
-        Exponent of the last place: the sum of the two codes, less 254 and less 12.
+        Biased exponent of a sum whose magnitude takes all bits: the sum of the two codes, and
+        `first_exponent`.
     nan : In(1)
         Whether a code was that of NaN.
     o : Out(32)
-        ``sum * 2**exponent``.
+        Sum as FP32.
     """
 
     latency_cycles = fp32.FROM_SUM_CYCLES
@@ -322,7 +392,7 @@ class SumConverter(wiring.Component):
         magnitude = Signal(acc_bits)
         word = Signal(32)
         m.d.comb += [
-            magnitude.eq(Mux(self.sum[-1], -self.sum, self.sum)),
+            magnitude.eq((self.sum ^ self.sum[-1].replicate(acc_bits)) + self.sum[-1]),
             word.eq(Cat(Const(0, 32 - acc_bits), magnitude)),
         ]
         marks1 = register(Cat(self.sum[-1], self.nan), "marks1")
@@ -330,19 +400,35 @@ class SumConverter(wiring.Component):
         skip1 = register(leading_nibble(m, word, "lead"), "skip1")
         exponent1 = register(self.exponent, "exponent1")
 
-        # Stage 2 moves the first one bit to the top.
-        shifted, shift = normalized(m, word1, skip1, "norm")
+        # Stage 2 moves the first one bit up by whole nibbles.
+        coarse = Signal(24)
+        fine = Signal(2)
         exponent = Signal(signed(11))
-        m.d.comb += exponent.eq(exponent1 + (fp32.CODE_BIAS + acc_bits - 1) - shift)
-        marks2 = register(marks1, "marks2")
-        exponent2 = register(exponent, "exponent2")
-        word2 = register(shifted[8:32], "word2")
+        m.d.comb += [
+            coarse.eq((word1 << Cat(Const(0, 2), skip1))[8:32]),
+            fine.eq(leading_zeros(coarse)),
+            exponent.eq(exponent1 - Cat(fine, skip1)),
+        ]
+        zero = (skip1 == 7) & ~marks1[1]
+        marks2 = register(Cat(fine, marks1, zero), "marks2")
+        exponent2 = register(exponent, "exponent2", {INFINITE: marks1[1]})
+        coarse2 = register(coarse, "coarse2")
 
-        # Stage 3 has nothing to round, but the exponent may be out of range on either side.
-        exact = Signal(signed(34))
-        m.d.comb += exact.eq(Cat(word2[0:23], exponent2).as_signed())
-        tiny = (exponent2 <= 0) | ~word2[23]
-        m.d.comb += self.o.eq(register(_result(m, marks2, exact, tiny), "result3"))
+        # Stage 3 moves by the last places. It has nothing to round, but the exponent may be out of
+        # range on either side.
+        places2, negative, nan, zero = marks2[0:2], marks2[2], marks2[3], marks2[4]
+        word = Signal(24)
+        tiny = Signal()
+        infinite = Signal()
+        m.d.comb += [
+            word.eq(coarse2 << places2),
+            tiny.eq((exponent2 <= 0) | zero),
+            infinite.eq(exponent2 >= INFINITE),
+        ]
+        fraction = register(word[0:23], "fraction3", {0: tiny | infinite})
+        code = register(exponent2[0:8] | infinite.replicate(8), "code3", {0: tiny})
+        marks3 = register(Cat(nan, negative & ~nan), "marks3")
+        m.d.comb += self.o.eq(Cat(fraction[0:22], fraction[22] | marks3[0], code, marks3[1]))
         return m
 
 
@@ -383,31 +469,6 @@ class Bf16Rounder(wiring.Component):
         return m
 
 
-def _significand(value):
-    """Significand of a value, 24 bits; zero for a subnormal."""
-    normal = value[23:31] != 0
-    return Mux(normal, Cat(value[0:23], Const(1, 1)), Const(0, 24))
-
-
-def _result(m, marks, value, tiny):
-    """Put a result together.
-
-    Parameters
-    ----------
-    m : Module
-    marks : Value
-        Whether the result is negative, and whether it is NaN.
-    value : Value
-        Rounded exponent and fraction; from exponent 255 on, the result is infinite.
-    tiny : Value
-        Whether the result is zero, or too small for a normal number.
-    """
-    negative, nan = marks[0], marks[1]
-    is_tiny = Signal()
-    magnitude = Signal(31)
-    m.d.comb += [
-        is_tiny.eq(tiny),
-        magnitude.eq(Mux(value >= INFINITY_BITS, INFINITY_BITS, value)),
-    ]
-    number = Mux(is_tiny, Const(0, 31), magnitude)
-    return Cat(Mux(nan, Const(NAN_BITS, 31), number), negative & ~nan)
+def is_nan(value):
+    """Whether a word is a NaN."""
+    return (value[23:31] == INFINITE) & (value[0:23] != 0)

@@ -8,7 +8,14 @@ from amaranth.lib.wiring import In, Out
 from fpgapipe.hw.hls_models.numerics import function as model
 from fpgapipe.hw.hls_models.numerics.fp32 import NAN_BITS
 from fpgapipe.hw.hls_models.numerics.function import Function
-from fpgapipe.hw.rtl.arith.fp32 import INFINITY_BITS, Pipeline, leading_nibble, normalized, shared
+from fpgapipe.hw.rtl.arith.fp32 import (
+    INFINITY_BITS,
+    Pipeline,
+    leading_nibble,
+    leading_zeros,
+    normalized,
+    shared,
+)
 from fpgapipe.hw.rtl.lib.modules import makes_modules
 
 _ONE_BITS = 0x3F800000
@@ -200,25 +207,36 @@ class FunctionUnit(wiring.Component):
         total11 = register(total, "total11")
         power11 = register(ends10.power, "power11")
 
-        # Stage 12 moves the first one bit to the top. It is one of the upper nine bits, since no
-        # total is below 1/4.
+        # Stage 12 moves the first one bit up by whole nibbles, and stage 13 by the rest. The bit is
+        # one of the upper nine, since no total is below 1/4.
         coarse = Signal(_VALUE_BITS)
         skip, fine = Signal(2), Signal(2)
         m.d.comb += [
             skip[1].eq(total11[27:35] == 0),
             skip[0].eq((total11[31:35] == 0) & ~skip[1]),
             coarse.eq(total11 << Cat(Const(0, 2), skip)),
-            fine[1].eq(coarse[33:35] == 0),
-            fine[0].eq(~Mux(fine[1], coarse[32], coarse[34])),
+            fine.eq(leading_zeros(coarse)),
         ]
-        value12 = register((coarse << fine)[0 : _VALUE_BITS - 1], "value12")
+        coarse12 = register(coarse, "coarse12")
+        fine12 = register(fine, "fine12")
         power12 = register((power11 + 6 - Cat(fine, skip))[0:10], "power12")
 
         # Stage 13 rounds. The carry may lift a result to the least normal number, or to infinity.
+        # Below exponent 1 the result is zero, and from 255 on it is infinite.
+        value = Signal(_VALUE_BITS - 1)
         rounded = Signal(signed(34))
-        up = value12[10] & (value12[11] | (value12[0:10] != 0))
-        m.d.comb += rounded.eq(Cat(value12[11:34], power12).as_signed() + up)
-        m.d.comb += self.o.eq(register(_result(m, outcome12, rounded), "result13"))
+        m.d.comb += value.eq(coarse12 << fine12)
+        up = value[10] & (value[11] | (value[0:10] != 0))
+        m.d.comb += rounded.eq(Cat(value[11:34], power12).as_signed() + up)
+        instead = {
+            0: (rounded < (1 << 23)) | outcome12.zero,
+            INFINITY_BITS: outcome12.infinite | ((rounded >= INFINITY_BITS) & ~outcome12.zero),
+            _ONE_BITS: outcome12.one,
+            NAN_BITS: outcome12.nan,
+        }
+        number = register(rounded[0:31], "number13", instead)
+        negative = register(outcome12.negative & ~outcome12.nan, "negative13")
+        m.d.comb += self.o.eq(Cat(number, negative))
         return m
 
 
@@ -412,26 +430,3 @@ def _ends(m, marks, argument, lead, power):
         ),
     ]
     return base, ends
-
-
-def _result(m, outcome, rounded):
-    """Put a result together.
-
-    Parameters
-    ----------
-    m : Module
-    outcome : View of _OUTCOME
-    rounded : Value
-        Rounded exponent and fraction. Below exponent 1 the result is zero, and from 255 on it is
-        infinite.
-    """
-    special = outcome.nan | outcome.infinite | outcome.one
-    is_zero = Signal()
-    magnitude = Signal(31)
-    m.d.comb += [
-        is_zero.eq((rounded < (1 << 23)) | outcome.zero),
-        magnitude.eq(Mux(rounded >= INFINITY_BITS, INFINITY_BITS, rounded)),
-    ]
-    number = Mux(is_zero, Const(0, 31), magnitude)
-    other = Mux(outcome.nan, NAN_BITS, Mux(outcome.one, _ONE_BITS, INFINITY_BITS))
-    return Cat(Mux(special, other, number)[0:31], outcome.negative & ~outcome.nan)

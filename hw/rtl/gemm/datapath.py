@@ -9,13 +9,11 @@ from amaranth.lib.wiring import In, Out
 from fpgapipe.hw.hls_models.isa.gemm_fields import SHAPE
 from fpgapipe.hw.hls_models.model.datapath import ACC_CYCLES, ACC_READ_CYCLES, DatapathSpec
 from fpgapipe.hw.hls_models.numerics.fp32 import (
-    CODE_BIAS,
     CODE_NAN,
     FROM_SUM_CYCLES,
-    SUM_FRACTION_BITS,
     SumSpec,
 )
-from fpgapipe.hw.rtl.arith.fp32 import Fp32Adder, SumConverter
+from fpgapipe.hw.rtl.arith.fp32 import Fp32Adder, SumConverter, first_exponent
 from fpgapipe.hw.rtl.gemm.systolic import SystolicCells
 from fpgapipe.hw.rtl.lib.layouts import layout_of
 from fpgapipe.hw.rtl.lib.memory import BlockMemory, BlockMemorySpec
@@ -29,10 +27,12 @@ class AccumulatorColumn(wiring.Component):
     -------
     advance : In(1)
         Clock enable.
-    code_a, code_b : In(8)
-        Codes of the vector and the column, one cycle before the sum.
+    exponent_a : In(signed(9))
+        Code of the vector and `first_exponent`, one cycle before the sum.
+    code_b : In(8)
+        Code of the column.
     nan_a, nan_b : In(1)
-        Whether these codes are that of NaN.
+        Whether the codes are that of NaN.
     sum : In(signed(acc_bits))
         Sum of the array.
     old : In(32)
@@ -46,7 +46,7 @@ class AccumulatorColumn(wiring.Component):
         super().__init__(
             {
                 "advance": In(1),
-                "code_a": In(8),
+                "exponent_a": In(signed(9)),
                 "code_b": In(8),
                 "nan_a": In(1),
                 "nan_b": In(1),
@@ -67,7 +67,7 @@ class AccumulatorColumn(wiring.Component):
         nan = Signal(reset_less=True)
         with m.If(self.advance):
             m.d.sync += [
-                exponent.eq(self.code_a + self.code_b - (2 * CODE_BIAS + SUM_FRACTION_BITS)),
+                exponent.eq(self.exponent_a + self.code_b),
                 nan.eq(self.nan_a | self.nan_b),
             ]
         m.d.comb += [
@@ -135,11 +135,13 @@ class AccumulatorColumns(wiring.Component):
 
     def elaborate(self, platform):  # noqa: D102
         m = Module()
+        exponent_a = Signal(signed(9))
+        m.d.comb += exponent_a.eq(self.code_a + first_exponent(self.spec.sums))
         for col in range(self.spec.cols):
             m.submodules[f"column{col}"] = column = AccumulatorColumn(self.spec.sums)
             m.d.comb += [
                 column.advance.eq(self.advance),
-                column.code_a.eq(self.code_a),
+                column.exponent_a.eq(exponent_a),
                 column.code_b.eq(self.codes_b.word_select(col, 8)),
                 column.nan_a.eq(self.nan_a),
                 column.nan_b.eq(self.nans_b[col]),
