@@ -365,8 +365,8 @@ async def matches_model(dut: Any) -> None:
             works.append(plain((3,), test=(left, outcome, right), otherwise=Choice.ZERO))
     # With short steps of the outermost loop, coefficients are written while others are in use.
     last = {"initial": Initial.COEFFICIENT, "otherwise": Choice.COEFFICIENT}
-    for count in (1, 2, 5):
-        works.append(plain((count, 1, 1, 1, 1, 8), num_coefficients=4, **last))
+    for count in (1, 2, 3, 5):
+        works.append(plain((count, 1, 1, 1, 1, 32), num_coefficients=4, **last))
     # Sums and maxima at different distances, and the largest number of sums.
     for count in (1, 2, SUM_CYCLES, SUM_CYCLES + 1):
         works.append(plain((count, 3), inner=1, reduced=1))

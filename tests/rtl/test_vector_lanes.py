@@ -58,7 +58,11 @@ def test_a_lane_is_one_module():
 # A fault in the Verilog of four lanes, and the test that has to see it.
 FAULTS = {
     "adds to sums too early": (r"assign hazard = [^;]*;", "assign hazard = 1'h0;", 0),
-    "takes the later of equal maxima": (r"(\$signed\(\{ \S+ \[31\], \S+  \}\)) > ", r"\1 >= ", 0),
+    "takes the later of equal maxima": (
+        r"(\{ \S+ \[30:0\], 1'h0 \}) < (\{ \S+ \[30:0\], \S+ \[31\] \})",
+        r"\1 <= \2",
+        0,
+    ),
     "forgets the last stage of a conflict": (r"advance & feeds\[6\]", "advance & feeds[5]", 0),
     "finds maxima where no lane is": (r"assign better = there21 & ", "assign better = ", 0),
     "has coefficients overwritten": (r"assign uses\[1\] = [^;]*;", "assign uses[1] = 1'h0;", 0),
@@ -70,7 +74,7 @@ FAULTS = {
         r"\1;",
         0,
     ),
-    "writes no sums": (r"(\.write\()\\write\$62 ", r"\g<1>1'h0", 0),
+    "writes no sums": (r"(\.write\()\\write\$\d+ ", r"\g<1>1'h0", 0),
     "keeps its beats through a reset": (
         r"(assign \S+  = )rst \? 26'h0000000 : ",
         r"\1",

@@ -7,8 +7,9 @@ from amaranth.lib import data, wiring
 from amaranth.lib.wiring import In, Out
 
 from fpgapipe.hw.hls_models.isa.vector_fields import COUNTER_BITS, NUM_CONSTANTS
+from fpgapipe.hw.hls_models.isa.vector_op import Choice, Factor, Initial, Second
 from fpgapipe.hw.hls_models.numerics.fp32 import CODE_BIAS, NAN_BITS
-from fpgapipe.hw.rtl.arith.fp32 import INFINITY_BITS, Fp32Adder, Fp32Multiplier, Pipeline
+from fpgapipe.hw.rtl.arith.fp32 import Fp32Adder, Fp32Multiplier, Pipeline, is_nan
 from fpgapipe.hw.rtl.lib.modules import own_module
 
 LANE_CONFIG = data.StructLayout(
@@ -125,13 +126,14 @@ class VectorLane(wiring.Component):
         # leaves a sum as it is.
         total, y = first_adder.o, self.factor_y
         one = Const(_ONE, 32)
-        factor = _chosen(config.factor, one, total, y, self.k1, constants[1])
+        factor = _chosen(config.factor[0:2], constants[1], total, y, self.k1)
         second = _chosen(config.second, Const(_NEGATIVE, 32), one, y, self.k2, constants[2])
-        multiplicand = Mux(config.second == 0, 0, _signed(y, config.negate_second))
+        multiplicand = _signed(y, config.negate_second)
+        no_factor, no_second = config.factor == Factor.ONE, config.second == Second.NOTHING
         m.d.comb += [
             multiplier.a.eq(register(total, "sum8")),
-            multiplier.b.eq(register(factor, "factor8")),
-            second_multiplier.a.eq(register(multiplicand, "multiplicand8")),
+            multiplier.b.eq(register(factor, "factor8", {_ONE: no_factor})),
+            second_multiplier.a.eq(register(multiplicand, "multiplicand8", {0: no_second})),
             second_multiplier.b.eq(register(second, "second8")),
             second_adder.a.eq(multiplier.o),
             second_adder.b.eq(second_multiplier.o),
@@ -147,10 +149,15 @@ class VectorLane(wiring.Component):
         x, y, k3 = self.choice_x, self.choice_y, self.k3
 
         # There are two candidates, and two numbers that are compared.
-        zero = Const(0, 32)
-        choices = (s, x, y, k3, constants[3], zero)
-        then = register(_chosen(config.then, *choices), "then19")
-        otherwise = register(_chosen(config.otherwise, *choices), "otherwise19")
+        # A constant comes in later.
+        then = register(
+            _chosen(config.then[0:2], s, x, y, k3), "then19", {0: config.then == Choice.ZERO}
+        )
+        otherwise = register(
+            _chosen(config.otherwise[0:2], s, x, y, k3),
+            "otherwise19",
+            {0: config.otherwise == Choice.ZERO},
+        )
         left = Signal(32, reset_less=True)
         right = Signal(32, reset_less=True)
         compares = Signal()
@@ -167,9 +174,9 @@ class VectorLane(wiring.Component):
         )
         with m.If(compares):
             m.d.sync += [
-                less.eq(_ordered(left) < _ordered(right)),
+                less.eq(_is_larger(right, left)),
                 equal.eq((left == right) | (_is_zero(left) & _is_zero(right))),
-                unordered.eq(_is_nan(left) | _is_nan(right)),
+                unordered.eq(is_nan(left) | is_nan(right)),
             ]
         with m.If(self.advance & config.is_random):
             m.d.sync += drawn.eq(self.bits < config.threshold)
@@ -179,22 +186,27 @@ class VectorLane(wiring.Component):
         outcomes = config.outcomes
         ordered = Mux(equal, outcomes[1], Mux(less, outcomes[0], outcomes[2]))
         test = Signal()
+        is_constant = Signal()
         element = Signal(32)
         m.d.comb += [
             test.eq(Mux(config.is_random, drawn, Mux(unordered, outcomes[3], ordered))),
-            element.eq(Mux(test, then, otherwise)),
+            is_constant.eq(Mux(test, config.then, config.otherwise) == Choice.CONSTANT),
+            element.eq(Mux(is_constant, constants[3], Mux(test, then, otherwise))),
         ]
-        leaves_out = config.reduces & ~self.there
-        return register(Mux(leaves_out, Const(_NEGATIVE, 32), element), "element21")
+        return register(element, "element21", {_NEGATIVE: config.reduces & ~self.there})
 
     def _accumulate(self, m, register, element):
         """Add an element to a sum or compare it with a maximum, and make the result of a total."""
         config = self.config
         # Before the first element, a maximum is a negative NaN with all bits set. All numbers are
         # larger than it. No later maximum equals it, since a NaN is kept as `NAN_BITS`.
-        nothing = Cat(config.takes_maximum.replicate(31), Const(1, 1))
-        initial = _chosen(config.initial, nothing, self.initial, config.constants[4])
-        previous = register(Mux(self.first, initial, self.previous.value), "previous21")
+        initial = Mux(config.initial[1], config.constants[4], self.initial)
+        nothing = self.first & (config.initial == Initial.NOTHING)
+        previous = register(
+            Mux(self.first, initial, self.previous.value),
+            "previous21",
+            {_NEGATIVE: nothing, 0xFFFFFFFF: nothing & config.takes_maximum},
+        )
         m.submodules.adder = adder = Fp32Adder()
         maximum = Signal()  # enable of the comparison; only sums use the adder
         m.d.comb += [
@@ -210,9 +222,9 @@ class VectorLane(wiring.Component):
         # Of equal numbers the first one stays, and a NaN stays until another one comes: as whole
         # numbers, a NaN in the total is larger than everything that is not NaN.
         nan, zero, better = Signal(), Signal(), Signal()
-        larger = _ordered(element) > _ordered(previous)
+        larger = _is_larger(element, previous)
         m.d.comb += [
-            nan.eq(_is_nan(element)),
+            nan.eq(is_nan(element)),
             zero.eq(_is_zero(element)),
             better.eq(there & (nan | (larger & ~(zero & _is_zero(previous))))),
         ]
@@ -352,14 +364,16 @@ def _signed(value, negate):
     return Cat(value[0:31], value[31] ^ negate)
 
 
-def _ordered(value):
-    """Convert an FP32 number to a signed whole number; these have the order of the FP32 values."""
-    return Cat(value[0:31] ^ value[31].replicate(31), value[31]).as_signed()
+def _is_larger(a, b):
+    """Whether FP32 number `a` is larger than `b`; -0 is less than +0, and a NaN beyond infinity.
+
+    Of two negative numbers the one with the smaller magnitude is larger. One comparison of
+    magnitudes does for both signs: it is of `b` with `a` and, if they are negative, half a unit.
+    """
+    negative = a[31]
+    larger_magnitude = Cat(Const(0, 1), b[0:31]) < Cat(negative, a[0:31])
+    return Mux(negative ^ b[31], b[31], larger_magnitude ^ negative)
 
 
 def _is_zero(value):
     return value[23:31] == 0
-
-
-def _is_nan(value):
-    return value[0:31] > INFINITY_BITS
