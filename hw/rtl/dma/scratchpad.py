@@ -19,7 +19,7 @@ from amaranth.lib.wiring import In, Out
 from fpgapipe.hw.hls_models.isa.instructions import WORD_BYTES
 from fpgapipe.hw.hls_models.spec.core_spec import ScratchpadSpec
 from fpgapipe.hw.rtl.lib.memory import BlockMemory, BlockMemorySpec
-from fpgapipe.hw.rtl.lib.rotator import rotated
+from fpgapipe.hw.rtl.lib.rotator import TurningChoice, TurningChoiceSpec, rotated, selected
 
 READ_LATENCY = 4
 """Cycles from the acceptance of a read to its data."""
@@ -280,7 +280,8 @@ class Scratchpad(wiring.Component):
         for index, (port, place) in enumerate(zip(ports, places, strict=True)):
             # In cycle 1 the memories are read. In cycle 2 their words are there; each granule below
             # the offset is kept from the word after the addressed one, and each other granule from
-            # the addressed word. In cycle 3 the granules are rotated into their order.
+            # the addressed word. In cycle 3 the granules are rotated into their order. Of more than
+            # two banks, a word is kept of each two, and cycle 3 begins with the choice among these.
             name = f"read{index}"
             valid = Signal(4, name=f"{name}_valid")
             odd = Signal(name=f"{name}_odd", reset_less=True)
@@ -296,29 +297,61 @@ class Scratchpad(wiring.Component):
                 m.d.sync += Cat(offset).eq(Cat(place.offset, offset))
                 sides = sides ^ _below(offset[0], granules)
             words = [words.read_data for pair in memories for words in pair]
-            # The memory that each granule comes from, or that all of them come from if aligned.
-            sources = []
+            # The memory that each granule comes from, or that all of them come from if aligned:
+            # which one of two banks' memories, and which banks these are.
+            sources, groups = [], []
             banks = [_encoded(used[index][side]) for side in range(2)]
+            bits = (len(words) - 1).bit_length()
             for lane, side in enumerate(sides):
-                bits = (len(words) - 1).bit_length()
-                source = Signal(bits, name=f"{name}_source{lane}", reset_less=True)
+                source = Signal(min(bits, 2), name=f"{name}_source{lane}", reset_less=True)
+                group = Signal(bits - len(source), name=f"{name}_group{lane}", reset_less=True)
                 with m.If(valid[0]):
-                    m.d.sync += source.eq(Cat(side, Mux(side, banks[1], banks[0])))
+                    m.d.sync += Cat(source, group).eq(Cat(side, Mux(side, banks[1], banks[0])))
                 sources.append(source)
+                groups.append(group)
             lane_bits = 8 * size // len(sources)
-            kept = Signal(8 * size, name=f"{name}_kept", reset_less=True)
-            with m.If(valid[1]):
-                m.d.sync += kept.eq(
-                    Cat(
-                        _selected(source, [word.word_select(lane, lane_bits) for word in words])
-                        for lane, source in enumerate(sources)
+            kept = []
+            for number in range(1 << len(groups[0])):
+                each = Signal(8 * size, name=f"{name}_kept{number}", reset_less=True)
+                among = words[4 * number : 4 * number + 4]
+                with m.If(valid[1]):
+                    m.d.sync += each.eq(
+                        Cat(
+                            selected(source, [word.word_select(lane, lane_bits) for word in among])
+                            for lane, source in enumerate(sources)
+                        )
                     )
-                )
-            word = kept
-            if not place.aligned:
+                kept.append(each)
+            if place.aligned:
+                group = Signal.like(groups[0], name=f"{name}_group", reset_less=True)
+                with m.If(valid[1]):
+                    m.d.sync += group.eq(groups[0])
+                word = selected(group, kept)
+            else:
                 back = Signal(offset_bits, name=f"{name}_back")
                 m.d.comb += back.eq(-offset[2])
-                word = rotated(m, kept, back, GRANULE_BITS, f"{name}_turn")
+                word = kept[0]
+                if len(kept) > 1:
+                    choice = TurningChoice(TurningChoiceSpec(8 * size, lane_bits, len(kept)))
+                    m.submodules[f"{name}_choice"] = choice
+                    turns = (-offset[1])[offset_bits - 1]
+                    numbers = [
+                        Signal.like(group, name=f"{name}_number{lane}", reset_less=True)
+                        for lane, group in enumerate(groups)
+                    ]
+                    turned = [*groups[granules // 2 :], *groups[: granules // 2]]
+                    with m.If(valid[1]):
+                        m.d.sync += [
+                            number.eq(Mux(turns, other, group))
+                            for number, group, other in zip(numbers, groups, turned, strict=True)
+                        ]
+                    m.d.comb += [
+                        *(each.eq(word) for each, word in zip(choice.i, kept, strict=True)),
+                        *(each.eq(n) for each, n in zip(choice.numbers, numbers, strict=True)),
+                        choice.turn.eq(back[-1]),
+                    ]
+                    word, back = choice.o, back[:-1]
+                word = rotated(m, word, back, GRANULE_BITS, f"{name}_turn")
             data = Signal(8 * size, name=f"{name}_data", reset_less=True)
             with m.If(valid[2]):
                 m.d.sync += data.eq(word)
@@ -461,13 +494,6 @@ def _encoded(select):
     return Cat(
         Cat(each for k, each in enumerate(select) if k >> bit & 1).any() for bit in range(bits)
     )
-
-
-def _selected(number, values):
-    """Return the value with a number; there is a power of two of values."""
-    for bit in number:
-        values = [Mux(bit, b, a) for a, b in zip(values[::2], values[1::2], strict=True)]
-    return values[0]
 
 
 def _first_of(used, values):

@@ -63,6 +63,69 @@ class BarrelRotator(wiring.Component):
         return m
 
 
+@dataclass(frozen=True)
+class TurningChoiceSpec:
+    """A choice among words whose halves are swapped.
+
+    Parameters
+    ----------
+    bits : int
+        Width of a word, bits.
+    granule_bits : int
+        Bits that come from the same word.
+    words : int
+        Number of words, a power of two.
+    """
+
+    bits: int
+    granule_bits: int
+    words: int
+
+
+class TurningChoice(wiring.Component):
+    """Gateware of :class:`TurningChoiceSpec`. It is combinational.
+
+    Members
+    -------
+    i : In(bits).array(words)
+        The words.
+    turn : In(1)
+        Whether the halves of the words are swapped.
+    numbers : In(log2(words)).array(bits // granule_bits)
+        The word that each granule of the result comes from.
+    o : Out(bits)
+    """
+
+    def __init__(self, spec: TurningChoiceSpec) -> None:
+        self.spec = spec
+        number_bits = (spec.words - 1).bit_length()
+        super().__init__(
+            {
+                "i": In(spec.bits).array(spec.words),
+                "turn": In(1),
+                "numbers": In(number_bits).array(spec.bits // spec.granule_bits),
+                "o": Out(spec.bits),
+            }
+        )
+
+    def elaborate(self, platform):  # noqa: D102
+        m = Module()
+        half = self.spec.bits // 2
+        words = [Mux(self.turn, word.rotate_left(half), word) for word in self.i]
+        for granule, number in enumerate(self.numbers):
+            parts = [word.word_select(granule, self.spec.granule_bits) for word in words]
+            chosen = selected(number, parts)
+            m.d.comb += self.o.word_select(granule, self.spec.granule_bits).eq(chosen)
+        return m
+
+
+def selected(number, values):
+    """Return the value with a number; there is a power of two of values."""
+    for bit in number:
+        values = [Mux(bit, b, a) for a, b in zip(values[::2], values[1::2], strict=True)]
+    return values[0]
+
+
 def rotated(m, word, amount, step_bits, name):
     """Return a word rotated to the left by ``amount * step_bits``; the largest steps come first.
 
