@@ -80,7 +80,7 @@ class Accumulators final : public fpgapipe::Substitute {
         if (is_faulty_ && old[0] % 251 == 0) totals[cols_ - 1] ^= 1;
         // The codes come one cycle before their sums.
         for (unsigned c = 0; c < cols_; ++c) {
-            exponents_.data()[c] = int32_t(code_a + codes[c]) - (2 * 127 + 12);
+            exponents_.data()[c] = int32_t(code_a + codes[c]) + (acc_bits_ - 1 - 127 - 12);
             nans_.data()[c] = nan_a | (nans[c / 32] >> c % 32 & 1);
         }
     }

@@ -83,12 +83,13 @@ FPGAPIPE_INLINE uint32_t multiply(uint32_t a, uint32_t b) {
     return result((a ^ b) >> 31, nan, value, tiny);
 }
 
-// sum * 2**exponent, for a sum of `acc_bits` bits that is sign-extended.
+// A sum of `acc_bits` bits that is sign-extended, as FP32; `exponent` is that of a sum whose magnitude
+// takes all bits, biased.
 FPGAPIPE_INLINE uint32_t from_sum(int32_t sum, int32_t exponent, uint32_t nan, int acc_bits) {
     const uint32_t negative = uint32_t(sum) >> 31;
     uint32_t word = uint32_t(negative ? -sum : sum) << (32 - acc_bits);
     const int32_t shift = int32_t(normalize(word));
-    const int32_t power = exponent + (127 + acc_bits - 1) - shift;
+    const int32_t power = exponent - shift;
     const uint32_t tiny = uint32_t(power <= 0) | (word >> 31 ^ 1);
     // The value of a large exponent is limited before it is put together, as it has 34 bits.
     const int32_t limited = power > 255 ? 255 : power;

@@ -148,7 +148,9 @@ FPGAPIPE_INLINE void tick(State& s, const unsigned lanes, const Inputs& in) {
         const uint32_t test = is_random        ? s.drawn[i]
                               : s.unordered[i] ? outcomes >> 3
                                                : compared;
-        const uint32_t element = test & 1 ? s.then20[i] : s.otherwise20[i];
+        const uint32_t chosen = test & 1 ? s.then20[i] : s.otherwise20[i];
+        const uint32_t is_constant = (test & 1 ? then : otherwise) == 4;
+        const uint32_t element = is_constant ? c[3] : chosen;
         s.element21[i] = reduces & ~(in.there >> i) & 1 ? negative_bits : element;
     }
     copy(s.then20, s.then19, lanes);
@@ -170,8 +172,9 @@ FPGAPIPE_INLINE void tick(State& s, const unsigned lanes, const Inputs& in) {
         for (unsigned i = 0; i < lanes; ++i)
             s.drawn[i] = (in.bits[i / 2] >> 16 * (i % 2) & 0xFFFF) < threshold;
     }
+    // A constant comes in later; meanwhile there is the first choice.
     const uint32_t* choices[] = {result, in.choice_x, in.choice_y, in.k3,
-                                 constant[3], zeros,  constant[3], zeros};
+                                 result, zeros,       in.choice_y, in.k3};
     copy(s.then19, choices[then], lanes);
     copy(s.otherwise19, choices[otherwise], lanes);
 
@@ -186,8 +189,8 @@ FPGAPIPE_INLINE void tick(State& s, const unsigned lanes, const Inputs& in) {
     s.second_multiplier.advance();
 
     const uint32_t* total = s.first_adder.oldest();
-    const uint32_t* factors[] = {ones,  total,       in.factor_y, in.k1,
-                                 constant[1], constant[1], constant[1], constant[1]};
+    const uint32_t* factors[] = {ones,        total, in.factor_y, in.k1,
+                                 constant[1], total, in.factor_y, in.k1};
     const uint32_t* seconds[] = {negatives,   ones,        in.factor_y, in.k2,
                                  constant[2], constant[2], constant[2], constant[2]};
     copy(s.factor8, factors[factor], lanes);
