@@ -85,26 +85,6 @@ class Adam:
     scale: Constant = _ONE
 
 
-@dataclass(frozen=True)
-class Adagrad:
-    """Adagrad; each number is a fixed value or is read from a register.
-
-    Parameters
-    ----------
-    learning_rate : Constant
-        Learning rate of the step, in a register if it decays.
-    epsilon : float
-    weight_decay : Constant or None
-    scale : Constant
-        Factor of the gradients, applied before everything else.
-    """
-
-    learning_rate: Constant
-    epsilon: float = 1e-10
-    weight_decay: Constant | None = None
-    scale: Constant = _ONE
-
-
 def adam_numbers(
     step: int,
     learning_rate: float,
@@ -235,33 +215,6 @@ def adam(
     ]
     tensors = {"weights": weights, "first": moments[0], "second": moments[1]}
     return _update(name, tensors, gradient, steps, region, clip)
-
-
-def adagrad(
-    name: str,
-    settings: Adagrad,
-    weights: Tensor,
-    gradient: Tensor,
-    second_moment: Tensor,
-    region: Region,
-    *,
-    clip: Tensor | None = None,
-) -> VectorKernel:
-    """Update weights and `second_moment`, the sums of squared gradients, by a step of Adagrad.
-
-    Parameters and errors are those of `adam`.
-    """
-    steps, step = _prepared(settings.scale, settings.weight_decay, clip)
-    steps += [
-        FlatStep("squares", "new squares", step, {"second": Second.SQUARE}),
-        FlatStep("new squares", "rate", None, {"function": Function.SQRT}),
-        FlatStep("rate", "rate", None, _inverse(_ONE, settings.epsilon)),
-        FlatStep(step, "rate", "rate", {"factor": Factor.Y}),
-        FlatStep("weights", "new weights", "rate", _plus(settings.learning_rate, negate=True)),
-    ]
-    return _update(
-        name, {"weights": weights, "squares": second_moment}, gradient, steps, region, clip
-    )
 
 
 def accumulate(name: str, total: Tensor, gradient: Tensor, region: Region) -> VectorKernel:

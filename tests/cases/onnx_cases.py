@@ -397,7 +397,7 @@ def run_optimiser(case, machine, path):
     rate, step, *tensors = (np.asarray(each) for each in case.inputs)
     rate, step = float(rate), int(step)
     decay = Constant(given["norm_coefficient"])
-    states = {"Momentum": 1, "Adagrad": 1, "Adam": 2}[kind]
+    states = {"Momentum": 1, "Adam": 2}[kind]
     number = len(tensors) // (2 + states)
     results = []
     for index in range(number):
@@ -419,15 +419,6 @@ def run_optimiser(case, machine, path):
                 scale=Constant(scale),
             )
             kernel = optimiser.sgd(kind, settings, *at, machine.region, velocity=moments[0])
-        elif kind == "Adagrad":
-            rated = rate / (1 + step * given["decay_factor"])
-            kernel = optimiser.adagrad(
-                kind,
-                optimiser.Adagrad(Constant(rated), given["epsilon"], decay),
-                *at,
-                moments[0],
-                machine.region,
-            )
         else:
             first, second = given["alpha"], given["beta"]
             # ONNX adds its epsilon before the correction, so the rate takes both corrections.

@@ -8,11 +8,9 @@ from kernel_cases import REGION, drawn, error, execute, same_bits, vectors_of
 from fpgapipe.hw.hls_models.isa.vector_op import Constant
 from fpgapipe.hw.hls_models.numerics.element_format import BF16, FP32
 from fpgapipe.lowering.kernels.optimiser import (
-    Adagrad,
     Adam,
     Sgd,
     accumulate,
-    adagrad,
     adam,
     adam_numbers,
     sgd,
@@ -173,26 +171,6 @@ def test_adam_of_gradients_that_are_zero():
     assert same_bits(found["w"], values["w"])
     assert same_bits(found["m"], values["m"])
     assert same_bits(found["v"], values["v"])
-
-
-@pytest.mark.parametrize("length", LENGTHS)
-def test_adagrad(length):
-    """Steps of decaying size, the numbers that PyTorch's ``lr_decay`` makes."""
-    settings = Adagrad(register(RATE), 1e-6, register(DECAY), register(SCALE))
-    tensors = [Tensor(name, (length,)) for name in ("w", "g", "s")]
-    kernel = adagrad("adagrad", settings, *tensors, REGION)
-    values = {"w": drawn(length), "s": np.full(length, 0.1, np.float32)}
-    gradients = []
-    for step in range(3):
-        values["g"] = drawn(length, step + 1)
-        gradients.append(values["g"] * np.float32(0.5))
-        scalars = {RATE: 0.01 / (1 + 0.3 * step), DECAY: 0.02, SCALE: 0.5}
-        values |= execute([kernel], tensors, values, scalars)
-    given = {"lr_decay": 0.3, "initial_accumulator_value": 0.1, "eps": 1e-6}
-    expected = torch_steps(
-        length, gradients, torch.optim.Adagrad, lr=0.01, weight_decay=0.02, **given
-    )
-    assert error(values["w"], expected) < 1e-6
 
 
 @pytest.mark.parametrize("length", LENGTHS)
