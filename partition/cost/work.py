@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from fpgapipe.hw.hls_models.cycles.gemm import ProductSpec
-from fpgapipe.lowering.kernels.elements.elementary import ELEMENTARY, elementary
+from fpgapipe.lowering.kernels.elements.elementary import elementary
 from fpgapipe.lowering.kernels.elements.functions import FUNCTIONS, formula_of
 from fpgapipe.lowering.tiling.channels import padded
 from fpgapipe.lowering.units.images.volume_unit import depth_of
@@ -19,6 +19,7 @@ from fpgapipe.lowering.units.layers.depthwise_unit import is_depthwise
 from fpgapipe.lowering.units.network_units import layers_together
 from fpgapipe.network.graph import Graph, Layer
 from fpgapipe.network.operators import (
+    UNARIES,
     AxisMap,
     Conv,
     ConvTranspose,
@@ -89,7 +90,7 @@ class PassWork:
 # the formulas.
 POINTWISE_OPERATIONS = {
     **{function: formula_of(function).lane_operations for function in FUNCTIONS},
-    **{function: elementary(function).lane_operations for function in ELEMENTARY},
+    **{function: elementary(function).lane_operations for function in UNARIES},
     "relu": (1, 1),
     "leaky_relu": (1, 1),
     "prelu": (1, 3),
@@ -126,7 +127,7 @@ POINTWISE_OPERATIONS = {
 # Those among them that are functions from a table.
 TABLE_FUNCTIONS = {
     **{function: formula_of(function).table_functions for function in FUNCTIONS},
-    **{function: elementary(function).table_functions for function in ELEMENTARY},
+    **{function: elementary(function).table_functions for function in UNARIES},
     "softmax": (1, 0),
     "log_softmax": (1, 1),
 }
@@ -150,7 +151,7 @@ _KEEP_OUTPUT = (
     "log_softmax",
 )
 _KEEP_INPUTS = (
-    *(function for function in (*FUNCTIONS, *ELEMENTARY) if function not in ("relu6", "neg")),
+    *(function for function in (*FUNCTIONS, *UNARIES) if function not in ("relu6", "neg")),
     "prelu", "mul", "div", "max", "min", "pow", "clamp", "power", "layer_norm",
     "local_response_norm", "batch_norm", "linear", "conv", "lstm", "gru", "matmul", "embedding",
 )  # fmt: skip

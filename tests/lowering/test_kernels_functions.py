@@ -7,10 +7,11 @@ from kernel_cases import REGION, drawn, error, execute
 from torch.nn import functional
 
 from fpgapipe.hw.hls_models.numerics.element_format import BF16, FP32
-from fpgapipe.lowering.kernels.elements.elementary import ELEMENTARY, clamp, elementary, power
+from fpgapipe.lowering.kernels.elements.elementary import clamp, elementary, power
 from fpgapipe.lowering.kernels.elements.formula import applied, derived
 from fpgapipe.lowering.kernels.elements.functions import FUNCTIONS, formula_of
 from fpgapipe.lowering.tiling.kernel import Tensor
+from fpgapipe.network.operators import UNARIES
 from fpgapipe.network.operators.pointwise import ACTIVATIONS
 
 SHAPES = [(1,), (2, 3, 5, 3), (70, 16), (3, 7, 9, 33), (40_000,)]
@@ -19,7 +20,7 @@ SHAPES = [(1,), (2, 3, 5, 3), (70, 16), (3, 7, 9, 33), (40_000,)]
 def reference(function, x, alpha=1.0):
     if not isinstance(function, str):
         return function(x)
-    if function in ELEMENTARY:
+    if function in UNARIES:
         return getattr(torch, function)(x)
     if function == "gelu_tanh":
         return functional.gelu(x, approximate="tanh")
@@ -34,7 +35,7 @@ def both_ways(function, x, dy, element_format=FP32, alpha=1.0, formula=None):
     A function is a name, or one of PyTorch that goes with the formula.
     """
     formula = formula or (
-        elementary(function) if function in ELEMENTARY else formula_of(function, alpha)
+        elementary(function) if function in UNARIES else formula_of(function, alpha)
     )
     shape = x.shape
     names = ("x", "y", "dy", "dx")
@@ -57,7 +58,7 @@ def within(function, x):
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-@pytest.mark.parametrize("function", [*FUNCTIONS, *ELEMENTARY])
+@pytest.mark.parametrize("function", [*FUNCTIONS, *UNARIES])
 def test_function_and_gradient(function, shape):
     found, y, dx = both_ways(function, within(function, 3 * drawn(shape)), drawn(shape, 1))
     assert error(found["y"], y) < 1e-6
@@ -131,7 +132,7 @@ def test_small_results_of_softplus_are_exact_as_well():
     np.testing.assert_allclose(found["dx"], dx, rtol=1e-6)
 
 
-@pytest.mark.parametrize("function", [*FUNCTIONS, *ELEMENTARY])
+@pytest.mark.parametrize("function", [*FUNCTIONS, *UNARIES])
 def test_features_in_bf16(function):
     x = within(function, drawn((300, 7)) + (2 if function == "reciprocal" else 0))
     found, y, dx = both_ways(function, x, drawn((300, 7), 1), BF16)
@@ -154,7 +155,7 @@ def test_kinks_have_the_derivatives_of_pytorch(function):
     np.testing.assert_allclose(found["dx"], dx, rtol=1e-6, atol=1e-7)
 
 
-@pytest.mark.parametrize("function", [*FUNCTIONS, *ELEMENTARY])
+@pytest.mark.parametrize("function", [*FUNCTIONS, *UNARIES])
 def test_what_is_no_number_stays_none(function):
     x = np.full(20, np.nan, np.float32)
     found, _, _ = both_ways(function, x, np.ones_like(x))

@@ -38,16 +38,13 @@ from fpgapipe.lowering.tiling.kernel import Region, Tensor, VectorKernel
 MOST_EXPONENT = 8
 """Largest magnitude of an exponent."""
 
-ELEMENTARY = ("neg", "abs", "exp", "log", "sqrt", "rsqrt", "reciprocal", "erf")
-"""Functions of one element with a formula; they are defined as in PyTorch."""
-
 _SIGN_TEST = (Left.Y, Outcome.GREATER, Right.CONSTANT)
 _ZERO_TEST = (Left.Y, Outcome.EQUAL, Right.CONSTANT)
 
 
 @cache
 def elementary(function: str) -> Formula:
-    """The formula of a function of `ELEMENTARY`."""
+    """The formula of a function of `UNARIES`."""
     backward = {
         "neg": (step("dy", "dx", negate_x=True),),
         "abs": (

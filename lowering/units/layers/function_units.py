@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 from fpgapipe.hw.hls_models.numerics.element_format import FP32
 from fpgapipe.lowering.kernels.elements.elementary import (
-    ELEMENTARY,
     clamp,
     elementary,
     extreme_gradient,
@@ -44,7 +43,7 @@ WIDTH = 512
 """Most columns of the matrix as which a value is seen that has one slope for all channels."""
 
 
-@runs_alone(*FUNCTIONS, *ELEMENTARY, "clamp", "power")
+@runs_alone(*FUNCTIONS, *ops.UNARIES, "clamp", "power")
 @dataclass(frozen=True)
 class FunctionUnit(Unit):
     """A function of each element that is a short program; its gradient is one as well."""
