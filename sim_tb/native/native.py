@@ -35,9 +35,9 @@ from numpy.typing import NDArray
 
 from fpgapipe.closing import Closing
 from fpgapipe.errors import UserError
+from fpgapipe.hw.hls_models.isa.instructions import MAX_LINKS
 from fpgapipe.sim_tb.native.native_library import (
     BEAT_BYTES,
-    MAX_LINKS,
     NEVER,
     Config,
     DeviceError,

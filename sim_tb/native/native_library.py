@@ -46,9 +46,6 @@ _HARNESS = (
 )
 _REWRITES = ("clock_enable.py", "idle_clocks.py", "input_logic.py")
 
-MAX_LINKS = 4
-"""Number of link ports that a design may have; their numbers are 0..3."""
-
 BEAT_BYTES = -(-MAX_PHY_BYTES // 8) * 8
 """Bytes of a beat's data where libraries pass it: whole numbers of 64 bits, without padding."""
 

@@ -11,6 +11,7 @@ from typing import Any
 import cocotb
 from cocotb.triggers import ClockCycles, FallingEdge, RisingEdge, Timer
 
+from fpgapipe.hw.hls_models.isa.instructions import MAX_LINKS
 from fpgapipe.sim_tb.cluster.cluster_job import (
     RESET_CYCLES,
     SETTLE_CYCLES,
@@ -25,8 +26,6 @@ from fpgapipe.sim_tb.drivers.registers import Interrupt, RegisterBus
 from fpgapipe.sim_tb.drivers.stream import cycle, parameters, start
 from fpgapipe.sim_tb.drivers.timed_memory import TimedMemory
 from fpgapipe.sim_tb.worlds.link_wire import LinkPort, LinkWire
-
-_MAX_LINKS = 4
 
 
 class Bench:
@@ -61,7 +60,7 @@ class Bench:
         """Set tready of all ports without a wire, so that their beats are lost."""
         joined = {each.source for each in self.job.connections}
         for number in range(len(self.job.nodes)):
-            for port in range(_MAX_LINKS):
+            for port in range(MAX_LINKS):
                 ready = getattr(self.dut, f"d{number}_m_axis_link{port}_tready", None)
                 if ready is not None and (number, port) not in joined:
                     ready.value = 1
