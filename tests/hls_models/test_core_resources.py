@@ -22,8 +22,6 @@ from fpgapipe.hw.hls_models.resources.core_counts import (
     links,
     memory,
     operand_reader,
-    scratchpad_logic,
-    scratchpad_memory,
     vector_engine,
 )
 from fpgapipe.hw.hls_models.resources.core_resources import (
@@ -33,6 +31,7 @@ from fpgapipe.hw.hls_models.resources.core_resources import (
     column_resources,
     core_resources,
 )
+from fpgapipe.hw.hls_models.resources.scratchpad_counts import scratchpad_logic, scratchpad_memory
 from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec, ScratchpadSpec, VectorSpec
 from fpgapipe.hw.hls_models.spec.link import LinkEngineSpec
 from fpgapipe.hw.hls_models.spec.systolic import Form

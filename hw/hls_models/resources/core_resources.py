@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from fpgapipe.hw.hls_models.isa.instructions import WORD_BYTES
 from fpgapipe.hw.hls_models.model.sequencer import SequencerSpec
-from fpgapipe.hw.hls_models.resources import control_counts, core_counts
+from fpgapipe.hw.hls_models.resources import control_counts, core_counts, scratchpad_counts
 from fpgapipe.hw.hls_models.resources.core_counts import COEFFICIENTS as COEFFICIENTS
 from fpgapipe.hw.hls_models.resources.core_counts import Resources as Resources
 from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec, ScratchpadSpec
@@ -118,7 +118,7 @@ def fixed_blocks(placed: CoreOnPart) -> dict[str, Resources]:
         "operand readers": core_counts.operand_reader(core.rows, pad.port_bytes) * (2 * engines),
         "accumulators": COEFFICIENTS["datapath"].resources * engines,
         "result writers": writer * engines,
-        "scratchpad": core_counts.scratchpad_logic(
+        "scratchpad": scratchpad_counts.scratchpad_logic(
             pad.banks, pad.bank_bytes, num_ports, pad.port_bytes
         )
         + (_scratchpad_memory(pad) if _pad_in_luts(pad) else Resources()),
@@ -169,7 +169,7 @@ def _pad_in_luts(pad: ScratchpadSpec) -> bool:
 
 
 def _scratchpad_memory(pad: ScratchpadSpec) -> Resources:
-    return core_counts.scratchpad_memory(pad.banks, pad.bank_bytes, pad.port_bytes)
+    return scratchpad_counts.scratchpad_memory(pad.banks, pad.bank_bytes, pad.port_bytes)
 
 
 def scratchpad_resources(placed: CoreOnPart) -> Resources:

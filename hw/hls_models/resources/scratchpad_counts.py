@@ -1,0 +1,104 @@
+"""Resources of a scratchpad: what is between its ports and its memories, and these."""
+
+from __future__ import annotations
+
+import math
+
+from fpgapipe.hw.hls_models.isa.instructions import WORD_BYTES
+from fpgapipe.hw.hls_models.resources.core_counts import (
+    COEFFICIENTS,
+    MOST_LUT_ROWS,
+    WORD_BITS,
+    Resources,
+    half_blocks,
+    memory,
+)
+
+_GRANULE_BITS = 16
+"""Bits of the scratchpad that a bit of its write mask stands for."""
+
+
+def scratchpad_registers(banks: int, bank_bytes: int, num_engines: int, port_bytes: int) -> int:
+    """Flip-flops between the ports of a scratchpad and its memories (derived).
+
+    Each port keeps a word on its way, and for every memory whether it uses it and which row. A
+    read port keeps the rotated word as well, and for each granule the memory from which it comes;
+    a write port keeps a mask for the even words and one for the odd. Ports for whole words, which
+    loads and stores have, keep these once for all granules. Where words are narrow, whoever writes
+    and stores count parts, and stores join them to 64 bytes.
+    """
+    bits, granules, parts = 8 * port_bytes, port_bytes // 2, WORD_BYTES // port_bytes
+    rows, bank_bits = bank_bytes // (2 * port_bytes), (banks - 1).bit_length()
+    place = 2 * (banks + (rows - 1).bit_length())
+    offset_bits, part_bits = (granules - 1).bit_length(), (parts - 1).bit_length()
+    read = place + 5 + 2 * bits
+    found = (read + 3 * offset_bits + granules * (1 + bank_bits)) * 2 * num_engines
+    found += read + 1 + bank_bits + 2 * part_bits + bits * (parts - 1)
+    write = place + bits + part_bits
+    found += (write + 2 * granules + 1) * num_engines + write + granules
+    return found + 1  # an access waits
+
+
+def narrow_scratchpad(banks: int, num_engines: int, port_bytes: int) -> Resources:
+    """LUTs between the ports of a scratchpad and memories of narrow words.
+
+    Engines read a word at a time, stores join words to 64 bytes, and all who write split 64 bytes
+    into words.
+    """
+    reads, writers, bits = 2 * num_engines, num_engines + 1, 8 * port_bytes
+    parts = WORD_BYTES // port_bytes
+    stages = (port_bytes // 2).bit_length() - 1
+    choice = 1 if banks <= 2 else 0.8 * banks
+    per_read = bits * (math.ceil(stages / 2) + choice)
+    per_write = bits * (math.ceil((stages - 1) / 2) + math.ceil(parts / 4))
+    per_memory = bits * (1 if writers <= 2 else math.ceil((2 * writers - 2) / 5))
+    luts = per_read * reads + bits * choice + per_write * writers + per_memory * 2 * banks
+    ports = COEFFICIENTS["narrow scratchpad port"].resources * (reads + 1 + writers)
+    return ports + Resources(lut=luts)
+
+
+def scratchpad_logic(
+    banks: int, bank_bytes: int, num_engines: int, port_bytes: int = WORD_BYTES
+) -> Resources:
+    """Resources of the logic between the ports of the scratchpad and its memories.
+
+    Every GEMM or vector engine has two read ports and one write port for any even address; loads
+    and stores have one port each, for whole words. For each of its granules, a read port selects
+    among the even and odd words of all banks, and rotates the result. A write port rotates 64
+    bytes, and each memory selects among the writers. Per bit, one LUT selects from the four words
+    of two banks; Yosys takes 3.2 LUTs for the words of four banks. With two writers, one LUT does
+    the last step of the rotation together with the selection between them. With more, the last
+    step takes a LUT per bit for each engine that writes, and the selection has one input and one
+    select signal for each writer.
+
+    With words of fewer than 64 bytes, see `narrow_scratchpad`.
+    """
+    registers = Resources(ff=scratchpad_registers(banks, bank_bytes, num_engines, port_bytes))
+    if port_bytes < WORD_BYTES:
+        return narrow_scratchpad(banks, num_engines, port_bytes) + registers
+    reads, writers = 2 * num_engines + 1, num_engines + 1
+    choices = reads * (1 if banks <= 2 else 0.8 * banks)
+    if writers > 2:
+        choices += writers - 1 + 2 * banks * math.ceil((2 * writers - 2) / 5)
+    else:
+        choices += 2 * banks
+    return (
+        COEFFICIENTS["scratchpad turned read"].resources * (2 * num_engines)
+        + COEFFICIENTS["scratchpad turned write"].resources * num_engines
+        + COEFFICIENTS["scratchpad port"].resources * (reads + writers)
+        + Resources(lut=choices * WORD_BITS)
+        + registers
+    )
+
+
+def scratchpad_memory(banks: int, bank_bytes: int, port_bytes: int = WORD_BYTES) -> Resources:
+    """Resources of the scratchpad's memories, with a write mask for each two bytes of a row.
+
+    Because of the write mask for every 16 bits, the parity bits of block RAMs are not used.
+    """
+    depth, bits = bank_bytes // (2 * port_bytes), 8 * port_bytes
+    if depth <= MOST_LUT_ROWS:
+        # A bit of the mask writes all bits of the eight LUTs of a small memory.
+        granule = memory(depth, _GRANULE_BITS)
+        return granule * (bits // _GRANULE_BITS * 2 * banks)
+    return Resources(bram36=half_blocks(depth, bits, 32) / 2) * (2 * banks)
