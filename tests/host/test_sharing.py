@@ -208,7 +208,7 @@ def test_nodes_that_cannot_share_the_samples(cli):
     given = ("plan", "digits-cnn", "--board", "u50", "--batch", 4, "--micro-batches", 1)
     code, out, err = cli(*given)
     assert code == 0, err
-    reason = "data: 1 micro-batch cannot be shared equally by 2 devices"
+    reason = "data: a batch of 4 samples cannot be shared equally by 3 devices"
     assert f"not possible, {reason}" in out
 
 

@@ -112,9 +112,9 @@ COEFFICIENTS = {
             "16x32, within 10 %)",
         ),
         Coefficient(
-            "accumulator", "column", 640, 338, 0, 0, "counted",
-            _COUNTED + "sum to FP32 103 LUT and 36 FF, plus 2 LUT and 3 FF a bit of the sum; FP32 "
-            "adder 481 and 208; exponent 17 and 11; codes, old value and aside 39 and 83. Without "
+            "accumulator", "column", 367, 371, 0, 0, "counted",
+            _COUNTED + "sum to FP32 1 LUT and 39 FF, plus 6 LUT and 3 FF a bit of the sum; FP32 "
+            "adder 318 and 238; exponent 9 and 11; codes, old value and aside 39 and 83. Without "
             "its memory",
         ),
         Coefficient(
@@ -185,10 +185,6 @@ COEFFICIENTS = {
             _COUNTED + "rounding to BF16 19 LUT and 16 FF, the rest a vector that leaves in parts",
         ),
         Coefficient(
-            "scratchpad turned read", "port that is not aligned", 1536, 0, 0, 0, "counted",
-            _COUNTED + "512 bits turned by five stages of multiplexers, a LUT for each two",
-        ),
-        Coefficient(
             "scratchpad turned write", "port that is not aligned", 1120, 0, 0, 0, "counted",
             _COUNTED + "512 bits turned by four of five stages, and their mask by five",
         ),
@@ -246,7 +242,7 @@ COEFFICIENTS = {
             "flip-flops here): one engine and two",
         ),
         Coefficient(
-            "vector lane", "lane", 2416, 1735, 0, 4, "counted",
+            "vector lane", "lane", 1737, 1819, 0, 4, "counted",
             _COUNTED + "three FP32 adders and two multipliers, of two DSPs each; comparisons and "
             "choices, maxima",
         ),
@@ -274,8 +270,8 @@ COEFFICIENTS = {
             _COUNTED + "Threefry, a stage a round",
         ),
         Coefficient(
-            "function unit", "function lane", 1183, 853, 2, 7, "counted",
-            _COUNTED + "tables of 1,024 rows; 853 FF beside those in DSPs",
+            "function unit", "function lane", 1157, 855, 2, 7, "counted",
+            _COUNTED + "tables of 1,024 rows; 855 FF beside those in DSPs",
         ),
         Coefficient(
             "vector control", "vector engine", 1797, 339, 0, 0, "counted",
@@ -382,7 +378,7 @@ def skew(array: SystolicSpec) -> Resources:
 def accumulator(array: SystolicSpec) -> Resources:
     """Resources of one column's accumulator, without its memory."""
     bits = array.acc_bits
-    return COEFFICIENTS["accumulator"].resources + Resources(lut=2 * bits, ff=3 * bits)
+    return COEFFICIENTS["accumulator"].resources + Resources(lut=6 * bits, ff=3 * bits)
 
 
 def memory(depth: int, bits: int, granule_bits: int | None = None) -> Resources:

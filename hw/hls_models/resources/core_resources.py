@@ -42,8 +42,8 @@ it moves none into others. Counted."""
 
 LUT4_FACTOR = 1.6
 """Number of four-input LUTs that replace one of six inputs, for all blocks except cells. Cores of
-16 x 2 cells, and of 8 x 2 with a link, take 43,540 and 48,780 LUTs as nextpnr counts them; with
-this number the model says 44,074 and 50,109."""
+16 x 2 cells, and of 8 x 2 with a link, took 43,540 and 48,780 LUTs as nextpnr counted them when
+FP32 arithmetic took more; with this number the model said 44,074 and 50,109."""
 
 MOST_BANKS = ScratchpadSpec().banks
 """Largest number of scratchpad banks. Each bank has two memories, for the even and the odd words of

@@ -18,22 +18,46 @@ _GRANULE_BITS = 16
 """Bits of the scratchpad that a bit of its write mask stands for."""
 
 
+def _groups(banks: int) -> int:
+    """Words that a read port of a scratchpad keeps before it chooses: one of each two banks."""
+    return max(1, banks // 2)
+
+
+def _scratchpad_read(banks: int, port_bytes: int) -> tuple[float, float]:
+    """LUTs of a read port for any even address, and of one for whole words.
+
+    Per bit, one LUT chooses among the even and odd words of two banks. A LUT for each two stages
+    rotates; where there are more than two banks, the first LUT has one stage, and chooses among
+    what is kept of each two banks. Yosys takes 3.6 LUTs to do so for eight banks. Then, each
+    granule's number takes five LUTs.
+    """
+    bits, granules, groups = 8 * port_bytes, port_bytes // 2, _groups(banks)
+    stages = (granules - 1).bit_length()
+    if groups == 1:
+        return bits * (1 + math.ceil(stages / 2)), bits
+    choice = 1 if groups == 2 else 0.9 * groups
+    turned = groups + choice + math.ceil((stages - 1) / 2)
+    return bits * turned + 5 * granules, bits * (groups + math.ceil(groups / 4))
+
+
 def scratchpad_registers(banks: int, bank_bytes: int, num_engines: int, port_bytes: int) -> int:
     """Flip-flops between the ports of a scratchpad and its memories (derived).
 
     Each port keeps a word on its way, and for every memory whether it uses it and which row. A
-    read port keeps the rotated word as well, and for each granule the memory from which it comes;
-    a write port keeps a mask for the even words and one for the odd. Ports for whole words, which
-    loads and stores have, keep these once for all granules. Where words are narrow, whoever writes
-    and stores count parts, and stores join them to 64 bytes.
+    read port keeps a word of each two banks and the rotated word, and for each granule the memory
+    from which it comes, where there are more than two banks in two steps; a write port keeps a mask
+    for the even words and one for the odd. Ports for whole words, which loads and stores have, keep
+    these once for all granules. Where words are narrow, whoever writes and stores count parts, and
+    stores join them to 64 bytes.
     """
     bits, granules, parts = 8 * port_bytes, port_bytes // 2, WORD_BYTES // port_bytes
     rows, bank_bits = bank_bytes // (2 * port_bytes), (banks - 1).bit_length()
     place = 2 * (banks + (rows - 1).bit_length())
     offset_bits, part_bits = (granules - 1).bit_length(), (parts - 1).bit_length()
-    read = place + 5 + 2 * bits
-    found = (read + 3 * offset_bits + granules * (1 + bank_bits)) * 2 * num_engines
-    found += read + 1 + bank_bits + 2 * part_bits + bits * (parts - 1)
+    source = 1 + bank_bits + max(0, bank_bits - 1)
+    read = place + 5 + (1 + _groups(banks)) * bits
+    found = (read + 3 * offset_bits + granules * source) * 2 * num_engines
+    found += read + source + 2 * part_bits + bits * (parts - 1)
     write = place + bits + part_bits
     found += (write + 2 * granules + 1) * num_engines + write + granules
     return found + 1  # an access waits
@@ -48,11 +72,10 @@ def narrow_scratchpad(banks: int, num_engines: int, port_bytes: int) -> Resource
     reads, writers, bits = 2 * num_engines, num_engines + 1, 8 * port_bytes
     parts = WORD_BYTES // port_bytes
     stages = (port_bytes // 2).bit_length() - 1
-    choice = 1 if banks <= 2 else 0.8 * banks
-    per_read = bits * (math.ceil(stages / 2) + choice)
+    per_read, aligned = _scratchpad_read(banks, port_bytes)
     per_write = bits * (math.ceil((stages - 1) / 2) + math.ceil(parts / 4))
     per_memory = bits * (1 if writers <= 2 else math.ceil((2 * writers - 2) / 5))
-    luts = per_read * reads + bits * choice + per_write * writers + per_memory * 2 * banks
+    luts = per_read * reads + aligned + per_write * writers + per_memory * 2 * banks
     ports = COEFFICIENTS["narrow scratchpad port"].resources * (reads + 1 + writers)
     return ports + Resources(lut=luts)
 
@@ -63,13 +86,11 @@ def scratchpad_logic(
     """Resources of the logic between the ports of the scratchpad and its memories.
 
     Every GEMM or vector engine has two read ports and one write port for any even address; loads
-    and stores have one port each, for whole words. For each of its granules, a read port selects
-    among the even and odd words of all banks, and rotates the result. A write port rotates 64
-    bytes, and each memory selects among the writers. Per bit, one LUT selects from the four words
-    of two banks; Yosys takes 3.2 LUTs for the words of four banks. With two writers, one LUT does
-    the last step of the rotation together with the selection between them. With more, the last
-    step takes a LUT per bit for each engine that writes, and the selection has one input and one
-    select signal for each writer.
+    and stores have one port each, for whole words. A read port chooses among words and rotates (see
+    `_scratchpad_read`). A write port rotates 64 bytes, and each memory selects among the writers.
+    With two writers, one LUT does the last step of the rotation together with the selection between
+    them. With more, the last step takes a LUT per bit for each engine that writes, and the
+    selection has one input and one select signal for each writer.
 
     With words of fewer than 64 bytes, see `narrow_scratchpad`.
     """
@@ -77,13 +98,14 @@ def scratchpad_logic(
     if port_bytes < WORD_BYTES:
         return narrow_scratchpad(banks, num_engines, port_bytes) + registers
     reads, writers = 2 * num_engines + 1, num_engines + 1
-    choices = reads * (1 if banks <= 2 else 0.8 * banks)
+    turned, aligned = _scratchpad_read(banks, port_bytes)
+    choices = 0
     if writers > 2:
         choices += writers - 1 + 2 * banks * math.ceil((2 * writers - 2) / 5)
     else:
         choices += 2 * banks
     return (
-        COEFFICIENTS["scratchpad turned read"].resources * (2 * num_engines)
+        Resources(lut=turned * 2 * num_engines + aligned)
         + COEFFICIENTS["scratchpad turned write"].resources * num_engines
         + COEFFICIENTS["scratchpad port"].resources * (reads + writers)
         + Resources(lut=choices * WORD_BITS)
