@@ -63,6 +63,11 @@ def test_memories_are_one_module_without_contents():
             ScratchpadSpec(2, 256, 8), 4, 2, frozenset({1}), frozenset({2}), frozenset({3})
         ),
         ScratchpadPorts(ScratchpadSpec(1, 512, 16), 2, 1),
+        ScratchpadPorts(
+            ScratchpadSpec(4, 256, 8), 4, 2, frozenset({1}), frozenset({2}), frozenset({3})
+        ),
+        ScratchpadPorts(ScratchpadSpec(4, 512, 32), 2, 1),
+        ScratchpadPorts(ScratchpadSpec(8, 256), 3, 1, frozenset(), frozenset({2})),
     ],
     ids=lambda spec: "x".join(map(str, dataclasses.astuple(spec.memory))),
 )
@@ -71,12 +76,17 @@ def test_gateware_matches_model(spec, tmp_path):
     assert done.tests == TESTS
 
 
-# A fault in the Verilog of two banks with two ports to read and one to write, and the test that has
-# to see it.
+# A fault in the Verilog of two banks, or of four, with two ports to read and one to write, and the
+# test that has to see it.
 FAULTS = {
     "wraps at the end of a bank": (
         r"= ! read0_bank0;",
         "= ! reads__0__address[8];",
+        "matches_model",
+    ),
+    "chooses for another granule": (
+        r"\? read0_group16 : read0_group0",
+        "? read0_group0 : read0_group0",
         "matches_model",
     ),
     "does not wait": (r"reads__1__ready = ~ [^;]*;", "reads__1__ready = 1'h1;", "matches_model"),
@@ -98,7 +108,7 @@ FAULTS = {
 @pytest.mark.parametrize("fault", some_of(FAULTS, kept=1))
 def test_testbench_sees(fault, tmp_path):
     pattern, replacement, test = FAULTS[fault]
-    spec = ScratchpadPorts(ScratchpadSpec(2, 256), 2, 1)
+    spec = ScratchpadPorts(ScratchpadSpec(4 if "group" in pattern else 2, 256), 2, 1)
     faulty, count = re.subn(pattern, replacement, verilog_of(Scratchpad(spec)), count=1)
     assert count == 1
     with pytest.raises(SimulationError) as caught:
