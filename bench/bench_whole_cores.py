@@ -1,4 +1,4 @@
-"""Seven whole cores, synthesised by Yosys, compared with the resource model.
+"""Eight whole cores, synthesised by Yosys, compared with the resource model.
 
 Prints one JSON object: for each core, and for each of its blocks, what the model says of LUTs,
 flip-flops, block RAMs and DSPs, what Yosys counts, and the ratio. Modules keep their borders, as in
@@ -63,6 +63,15 @@ CORES = {
             *(32, 32, 1, 512, ScratchpadSpec(4, 1 << 16), 64),
             vector=VectorSpec(16, 4),
             form=Form.PACKED,
+        ),
+    ),
+    "32x64, packed, 8 lanes": (
+        "xcup",
+        CoreSpec(
+            *(32, 64, 1, 512, ScratchpadSpec(4, 1 << 16), 64),
+            vector=VectorSpec(8, 2),
+            form=Form.PACKED,
+            counters=False,
         ),
     ),
 }
