@@ -47,7 +47,8 @@ def changed_lines() -> int:
 
 def main() -> int:
     """Check the message in the file that is named; returns the exit code."""
-    found = faults_of(Path(sys.argv[1]).read_text(encoding="utf-8"), changed_lines())
+    message = Path(sys.argv[1]).read_text(encoding="utf-8", errors="replace")
+    found = faults_of(message, changed_lines())
     for fault in found:
         print(f"commit message: {fault}", file=sys.stderr)
     return 1 if found else 0

@@ -453,7 +453,7 @@ def test_packed_cells_make_larger_cores(boards):
 
 
 def test_arrays_that_fit_with_savings(boards):
-    """Of a U55C's three nodes, the first lacks 9 DSPs for 32x64, the second 13,000 flip-flops."""
+    """A U55C's first node of three lacks 9 DSPs for 32x64, and its second 13,000 flip-flops."""
     first, second, _ = chain_of(load_board("u55c"), 1, 3).spec.devices
     found = {}
     for device, form in product((first, second), (Form.PLAIN, None)):
