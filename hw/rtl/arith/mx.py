@@ -269,26 +269,27 @@ def element_of(m, register, stage, index, word, code, nan):
     near = register(Cat(distance[0:3], far), f"distance{stage}_{index}")
     word = register(Cat(word[0:9], word[17]), f"word{stage}_{index}")
 
-    # The next stage finds 7 bits before the point, one after it, and whether lower ones are lost.
+    # The next stage finds 7 bits before the point, one after it, and whether lower ones are lost,
+    # all before the last step, which is one of four places.
     stage += 1
     kept = Signal(8, name=f"kept{index}")
-    m.d.comb += kept.eq(word[1:9] >> near[0:3])
-    lost = Signal(name=f"lost{index}")
-    gone = Cat(word[1 + k] & (near[0:3] > k) for k in range(7))
-    m.d.comb += lost.eq(word[0] | gone.any())
-    kept = register(kept, f"kept{stage}_{index}")
+    m.d.comb += kept.eq(word[1:9] >> near[0:2])
+    lost = word[0] | Cat(word[1 + k] & (near[0:2] > k) for k in range(3)).any()
+    kept = register(kept, f"kept{stage}_{index}", {0: near[3]})
     lost = register(lost, f"lost{stage}_{index}")
-    far = register(near[3], f"far{stage}_{index}")
+    by_four = register(near[2], f"by_four{stage}_{index}")
     negative = register(word[9], f"negative{stage}_{index}")
 
     # The last stage rounds ties to even, and saturates from 127.5 on. The negative of a number that
-    # is rounded up, -(whole + 1), is the complement of `whole`.
-    whole = Mux(far, 0, kept[1:8])
+    # is rounded up, -(whole + 1), is the complement of `whole`. The last step shares its LUTs with
+    # the complement.
+    whole = Mux(by_four, kept[5:8], kept[1:8])
     full = Signal(name=f"full{index}")
     up = Signal(name=f"up{index}")
+    rest = lost | (by_four & kept[0:4].any())
     m.d.comb += [
-        full.eq(kept[1:8].all()),
-        up.eq(kept[0] & (lost | kept[1]) & ~full & ~far),
+        full.eq(kept[1:8].all() & ~by_four),
+        up.eq(Mux(by_four, kept[4] & (rest | kept[5]), kept[0] & (rest | kept[1])) & ~full),
     ]
     element = (Cat(whole, Const(0, 1)) ^ negative.replicate(8)) + (up ^ negative)
     return register(element[0:8], f"element{stage + 1}_{index}")
