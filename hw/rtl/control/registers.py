@@ -1,6 +1,6 @@
 """Gateware of the registers, :mod:`fpgapipe.hw.hls_models.model.registers`, on an AXI4-Lite bus."""
 
-from amaranth.hdl import Cat, Const, Module, Signal
+from amaranth.hdl import Cat, Const, Module, Mux, Signal, Value
 from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
@@ -17,6 +17,7 @@ from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec
 from fpgapipe.hw.hls_models.spec.link import DELIVERED_BITS, NUM_CHANNELS, SESSION_BITS
 from fpgapipe.hw.hls_models.spec.link_clock import METER_BITS
 from fpgapipe.hw.rtl.lib.queue import QueueState
+from fpgapipe.hw.rtl.lib.rotator import selected
 
 OKAY, SLVERR = 0, 2
 """Codes of AXI responses."""
@@ -323,9 +324,12 @@ class Registers(wiring.Component):
                     with m.Case(register.offset >> 2):
                         m.d.sync += self.s_axil_bresp.eq(OKAY)
                         if register.kind is Kind.STORED:
-                            kept = stored[register.name]
-                            merged = (kept & ~written) | (data & written)
-                            m.d.sync += kept.eq(merged & register.writable)
+                            # Each byte has an enable of its own; a choice for each bit takes a LUT.
+                            new = data & register.writable
+                            for low, strobed in enumerate(strobe):
+                                byte = slice(8 * low, 8 * low + 8)
+                                with m.If(strobed):
+                                    m.d.sync += stored[register.name][byte].eq(new[byte])
                         elif register.kind is Kind.COMMAND:
                             m.d.sync += [
                                 commands[register.name][field.name].eq(
@@ -342,16 +346,45 @@ class Registers(wiring.Component):
             m.d.sync += [has_address.eq(1), address.eq(self.s_axil_araddr[2:])]
         with m.If(self.s_axil_rready):
             m.d.sync += self.s_axil_rvalid.eq(0)
+        is_known = Signal()
+        numbers = {register.offset >> 2: register for register in self._map}
+        with m.Switch(address), m.Case(*numbers):
+            m.d.comb += is_known.eq(1)
+        shown = {number: values[register.name] for number, register in numbers.items()}
         with m.If(has_address):
-            m.d.sync += [has_address.eq(0), self.s_axil_rvalid.eq(1)]
-            m.d.sync += [self.s_axil_rdata.eq(0), self.s_axil_rresp.eq(SLVERR)]
-            with m.Switch(address):
-                for register in self._map:
-                    with m.Case(register.offset >> 2):
-                        m.d.sync += [
-                            self.s_axil_rdata.eq(values[register.name]),
-                            self.s_axil_rresp.eq(OKAY),
-                        ]
-                        if register.kind in (Kind.COUNTER_LO, Kind.STATUS_LO):
-                            number = wide[register.name.removesuffix("_LO")]
-                            m.d.sync += upper.eq(number[DATA_BITS:])
+            m.d.sync += [
+                has_address.eq(0),
+                self.s_axil_rvalid.eq(1),
+                self.s_axil_rdata.eq(_of_number(address, shown)),
+                self.s_axil_rresp.eq(Mux(is_known, OKAY, SLVERR)),
+            ]
+            with m.If(~is_known):
+                m.d.sync += self.s_axil_rdata.eq(0)
+            for number, register in numbers.items():
+                if register.kind in (Kind.COUNTER_LO, Kind.STATUS_LO):
+                    with m.If(address == number):
+                        m.d.sync += upper.eq(wide[register.name.removesuffix("_LO")][DATA_BITS:])
+
+
+def _of_number(number, values):
+    """Return the value with a number, or any value if there is none.
+
+    It chooses among four at a time, as a LUT does.
+    """
+    if len(values) == 1:
+        return next(iter(values.values()))
+    groups: dict[int, dict[int, Value]] = {}
+    for key, value in values.items():
+        groups.setdefault(key >> 2, {})[key & 3] = value
+    chosen = {}
+    for key, group in groups.items():
+        # What does not exist is replaced by what differs from it in one bit of the number.
+        candidates = [[k, k ^ 2, k ^ 1, k ^ 3] for k in range(4)]
+        filled = [next(group[k] for k in each if k in group) for each in candidates]
+        chosen[key] = selected(number[:2], [_padded(value) for value in filled])
+    return _of_number(number[2:], chosen)
+
+
+def _padded(value):
+    """Extend a value to the width of a register."""
+    return Cat(value, Const(0, DATA_BITS - len(value)))
