@@ -21,6 +21,7 @@ from typing import Any
 
 from fpgapipe.errors import UserError
 from fpgapipe.hw.hls_models.isa.address import BLOCK
+from fpgapipe.hw.hls_models.isa.vector_op import LANES
 from fpgapipe.hw.hls_models.model.datapath import DatapathSpec
 from fpgapipe.hw.hls_models.model.sequencer import SequencerSpec
 from fpgapipe.hw.hls_models.model.transposer import TransposerSpec
@@ -52,7 +53,7 @@ from fpgapipe.hw.rtl.link.link_clock import ClockMeter
 from fpgapipe.hw.rtl.link.on_chip import engine_class
 from fpgapipe.hw.rtl.vector.vector_engine import VectorEngine
 from fpgapipe.hw.rtl.vector.vector_lane import VectorLane
-from fpgapipe.hw.rtl.vector.vector_lanes import VectorLanes
+from fpgapipe.hw.rtl.vector.vector_lanes import VectorLanes, random_spec
 from fpgapipe.hw.rtl.vector.vector_source import VectorReader, reads_parts
 from fpgapipe.hw.rtl.vector.vector_target import VectorWriter
 from fpgapipe.hw.rtl.verilog import verilog_of
@@ -387,13 +388,21 @@ def vector_blocks(spec: CoreSpec) -> dict[str, Block]:
         ways += f"_{spec.scratchpad.port_bytes}"
     return {
         "vector lane": Block(lanes, "", VectorLane),
-        **({"random numbers": Block(1, "", Threefry)} if vector.random else {}),
+        **(
+            {
+                "random numbers": Block(
+                    1, "shared" * (lanes < LANES), lambda: Threefry(random_spec(vector))
+                )
+            }
+            if vector.random
+            else {}
+        ),
         "function unit": Block(functions, "", FunctionUnit),
         "vector lanes": Block(
             1,
             f"{lanes}_{functions}" + "_no_random" * (not vector.random),
             lambda: VectorLanes(vector),
-            ("vector_lane", "threefry", "function_unit"),
+            ("vector_lane", "threefry", "threefry_shared", "function_unit"),
         ),
         "vector reader": Block(1, ways, lambda: VectorReader(spec)),
         "vector writer": Block(1, ways, lambda: VectorWriter(spec)),

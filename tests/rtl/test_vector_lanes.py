@@ -51,7 +51,13 @@ def test_predicts_cycles_counted_by_hand():
 
 def test_a_lane_is_one_module():
     verilog = verilog_of(VectorLanes(VectorSpec(4, 2)))
-    for name in ("vector_lane", "fp32_adder", "fp32_multiplier", "function_unit", "threefry"):
+    for name in (
+        "vector_lane",
+        "fp32_adder",
+        "fp32_multiplier",
+        "function_unit",
+        "threefry_shared",
+    ):
         assert len(re.findall(rf"^module {name}\(", verilog, re.M)) == 1
 
 

@@ -22,7 +22,7 @@ from fpgapipe.hw.hls_models.isa.vector_op import LANES, MAX_SUMS
 from fpgapipe.hw.hls_models.numerics.function import FUNCTION_CYCLES
 from fpgapipe.hw.hls_models.spec.core_spec import VectorSpec
 from fpgapipe.hw.rtl.arith.function import FunctionUnit
-from fpgapipe.hw.rtl.arith.threefry import Threefry
+from fpgapipe.hw.rtl.arith.threefry import Threefry, ThreefrySpec
 from fpgapipe.hw.rtl.lib.memory import BlockMemory, BlockMemorySpec
 from fpgapipe.hw.rtl.lib.modules import own_module
 from fpgapipe.hw.rtl.vector.vector_lane import (
@@ -73,6 +73,11 @@ def coefficient_layout(spec: VectorSpec):
             "data": data.ArrayLayout(32, spec.lanes),
         }
     )
+
+
+def random_spec(spec: VectorSpec) -> ThreefrySpec:
+    """How the random numbers of some lanes are computed: they are drawn once for each vector."""
+    return ThreefrySpec(shares=spec.lanes < LANES)
 
 
 class FunctionLanes(wiring.Component):
@@ -309,7 +314,9 @@ class VectorLanes(wiring.Component):
         # before the stage that compares them.
         drawn = Signal(16 * self.spec.lanes)
         if self.spec.random:
-            m.submodules.random = random = own_module(Threefry(), "threefry")
+            numbers = random_spec(self.spec)
+            name = "threefry_shared" if numbers.shares else "threefry"
+            m.submodules.random = random = own_module(Threefry(numbers), name)
             stage = CHOICE_STAGE + 1 - RANDOM_CYCLES
             m.d.comb += [
                 random.advance.eq(advance),
