@@ -320,8 +320,9 @@ def verilog_with_faults():
 # A fault in the Verilog: the module, what it is instead, and the test that has to see it.
 READER, WRITER = "vector_reader", "vector_writer"
 FAULTS = {
-    "the innermost loop moves nothing": (
-        f"\\{READER}.positions.nest ", r"\bjump <= (\S+) ;", r"jump <= \1 & ~FAULT;",
+    "the innermost loop moves what the next one moves": (
+        f"\\{READER}.positions.nest ", r"\binner <= (\S+) ;",
+        r"inner <= \1 | FAULT;",
         "matches_model",
     ),
     "all rows of Y are there": (

@@ -9,17 +9,20 @@ from fpgapipe.hw.hls_models.isa.fields import Field
 from fpgapipe.hw.hls_models.isa.gemm_fields import NUM_LOOPS, OPERAND
 from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec
 from fpgapipe.hw.rtl.lib.layouts import layout_of
+from fpgapipe.hw.rtl.lib.rotator import selected
 
 START_FIELDS = ("pos0_left", "pos1_left")
 NUM_STARTS = len(START_FIELDS)
 """Number of loops of an operand's `pos` that may begin in the middle."""
 
-MOVE_LAYOUT = data.StructLayout({"jump": NUM_LOOPS, "restart": 1, "restore": 1, "save": 1})
+MOVE_LAYOUT = data.StructLayout(
+    {"moves": 1, "number": range(NUM_LOOPS + 1), "restart": 1, "restore": 1, "save": 1}
+)
 """Layout of a move, by which a loop nest has reached its position.
 
-One bit of `jump` is set if a loop has stepped, `restart` if the nest went to its first position,
-and `restore` if it went back to the checkpoint; otherwise it did not move. With `save`, this
-position becomes the new checkpoint.
+Unless `moves` is low, `restart` says that the nest went to its first position, `restore` that it
+went back to the checkpoint, and otherwise `number` is that of the loop that has stepped; it is the
+number of loops where the nest went back. With `save`, this position becomes the new checkpoint.
 """
 
 
@@ -108,7 +111,7 @@ class LoopNestCounter(wiring.Component):
         done = [Signal(name=f"done{k}", reset_less=True) for k in loops]
         exhausted = Signal(reset_less=True)
         move = Signal(MOVE_LAYOUT, reset_less=True)
-        next_move = Signal(MOVE_LAYOUT)
+        jump = Signal(NUM_LOOPS)  # the loop that steps
 
         # These signals say which command takes effect. Loops that begin anew then have `begin`
         # iterations left.
@@ -125,16 +128,13 @@ class LoopNestCounter(wiring.Component):
             restores.eq(~self.take & ~restarts & self.restore),
             new.eq(self.take | restarts | restores),
             steps.eq(self.step & ~new),
-            next_move.jump.eq(
+            jump.eq(
                 Cat(
                     steps & ~done[0],
                     steps & done[0] & ~done[1],
                     steps & done[0] & done[1] & ~done[2],
                 )
             ),
-            next_move.restart.eq(self.take | restarts),
-            next_move.restore.eq(restores),
-            next_move.save.eq(self.save),
         ]
         begin, begin_once = list(count), list(once)
         take_left = list(self.counts)
@@ -162,21 +162,33 @@ class LoopNestCounter(wiring.Component):
                 m.d.sync += exhausted.eq(Mux(new, restores & saved_exhausted, 1))
 
         with m.If(self.advance):
-            m.d.sync += move.eq(next_move)
+            m.d.sync += [
+                move.moves.eq(new | jump.any()),
+                move.number.eq(jump[1:] | new.replicate(2)),
+                move.restart.eq(self.take | restarts),
+                move.restore.eq(restores),
+                move.save.eq(self.save),
+            ]
         with m.If(self.advance & self.take):
             m.d.sync += [count[k].eq(self.counts[k]) for k in loops]
             m.d.sync += [once[k].eq(self.counts[k] == 0) for k in loops]
         for k in loops:
-            # A loop begins anew when all loops do, or when a loop outside it steps.
+            # A loop begins anew when all loops do, or when a loop outside it steps. Otherwise it
+            # has one iteration less; the choice shares its LUTs with the addition of 0 or -1.
             begins = Signal(name=f"begins{k}")
-            m.d.comb += begins.eq(self.advance & (new | next_move.jump[k + 1 :].any()))
-            with m.If(begins):
+            m.d.comb += begins.eq(new | jump[k + 1 :].any())
+            first_left = Mux(self.take, take_left[k], begin[k])
+            with m.If(self.advance & (begins | jump[k])):
                 m.d.sync += [
-                    left[k].eq(Mux(self.take, take_left[k], begin[k])),
-                    done[k].eq(Mux(self.take, take_left[k] == 0, begin_once[k])),
+                    left[k].eq((~begins).replicate(16) + Mux(begins, first_left, left[k])),
+                    done[k].eq(
+                        Mux(
+                            begins,
+                            Mux(self.take, take_left[k] == 0, begin_once[k]),
+                            left[k] == 1,
+                        )
+                    ),
                 ]
-            with m.Elif(self.advance & next_move.jump[k]):
-                m.d.sync += [left[k].eq(left[k] - 1), done[k].eq(left[k] == 1)]
         return m
 
 
@@ -186,7 +198,7 @@ class LoopNestOffset(wiring.Component):
     Parameters
     ----------
     has_checkpoint : bool
-        Whether moves may save and restore positions.
+        Whether moves may save and restore positions. Then, the numbers begin with 0.
 
     Members
     -------
@@ -197,7 +209,7 @@ class LoopNestOffset(wiring.Component):
     jumps : In({"address": 32, "y": 16, "u": 24}).array(3)
         Changes of address and coordinates when each loop steps.
     start, o : In, Out
-        Address and coordinates at the first position, and at the present one.
+        Address and coordinates at the first position, without a checkpoint, and at the present one.
     """
 
     def __init__(self, *, has_checkpoint=False):
@@ -217,29 +229,26 @@ class LoopNestOffset(wiring.Component):
     def elaborate(self, platform):  # noqa: D102
         m = Module()
         move = self.move
-        returns = Signal()
         saving = Signal(reset_less=True)
-        m.d.comb += returns.eq(move.restart | move.restore)
         with m.If(self.advance):
             m.d.sync += saving.eq(move.save)
         for name, bits in COORDINATE_BITS.items():
             value = Signal(bits, name=name, reset_less=True)
-            jump = [getattr(self.jumps[k], name) for k in range(NUM_LOOPS)]
+            # What is added is a jump, or the number to return to, which is added to 0.
             back = getattr(self.start, name)
             if self._has_checkpoint:
-                saved = Signal(bits, name=f"{name}_saved", reset_less=True)
-                back = Mux(move.restore, saved, back)
+                back = Signal(bits, name=f"{name}_saved", reset_less=True)
                 # The position that the move in the cycle before led to is here now.
                 with m.If(self.advance & saving):
-                    m.d.sync += saved.eq(value)
+                    m.d.sync += back.eq(value)
+            jump = [getattr(self.jumps[k], name) for k in range(NUM_LOOPS)]
+            added = selected(move.number, [*jump, back])
             m.d.comb += getattr(self.o, name).eq(value)
-            moved = Mux(
-                move.jump[0],
-                value + jump[0],
-                value + Mux(move.jump[1], jump[1], Mux(move.jump[2], jump[2], 0)),
-            )
-            with m.If(self.advance):
-                m.d.sync += value.eq(Mux(returns, back, moved[:bits]))
+            with m.If(self.advance & move.moves):
+                m.d.sync += value.eq(added + Mux(move.number.all(), 0, value))
+                if self._has_checkpoint:
+                    with m.If(move.restart):
+                        m.d.sync += value.eq(0)
         return m
 
 

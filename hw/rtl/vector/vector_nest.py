@@ -1,16 +1,16 @@
 """Gateware of the loop nest of a VECTOR instruction, and of the numbers that it moves."""
 
-from functools import reduce
-from operator import or_
-
 from amaranth.hdl import Cat, Const, Module, Mux, Signal, signed
 from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
 from fpgapipe.hw.hls_models.isa.vector_fields import NUM_VECTOR_LOOPS, U_BITS, Y_BITS
 from fpgapipe.hw.hls_models.isa.vector_op import LANES
+from fpgapipe.hw.rtl.lib.rotator import selected
 
 COUNT_BITS = 16
+
+_AT_FIRST = 3
 
 
 class VectorNest(wiring.Component):
@@ -30,8 +30,10 @@ class VectorNest(wiring.Component):
         Loops that are in their first iteration, and loops that are in their last one.
     steps : Out(6)
         Loop that steps to reach the next position, as one bit; none at the last position.
-    jump : Out(6)
-        Loop that stepped to reach this position, as one bit; none at the first position.
+    inner, outer : Out(2)
+        How this position was reached. `outer` is 0 if one of the inner four loops stepped, whose
+        number is `inner`, 1 or 2 if the fifth or sixth loop did, and 3 at the first position. So
+        two LUTs choose among what belongs to each.
     """
 
     def __init__(self):
@@ -44,7 +46,8 @@ class VectorNest(wiring.Component):
                 "at_first": Out(NUM_VECTOR_LOOPS),
                 "at_last": Out(NUM_VECTOR_LOOPS),
                 "steps": Out(NUM_VECTOR_LOOPS),
-                "jump": Out(NUM_VECTOR_LOOPS),
+                "inner": Out(2),
+                "outer": Out(2),
             }
         )
 
@@ -57,15 +60,16 @@ class VectorNest(wiring.Component):
         left = [Signal(COUNT_BITS, name=f"left{k}", reset_less=True) for k in loops]
         done = [Signal(name=f"done{k}", reset_less=True) for k in loops]
         fresh = [Signal(name=f"fresh{k}", reset_less=True) for k in loops]
-        jump = Signal(NUM_VECTOR_LOOPS, reset_less=True)
+        inner, outer = (Signal(2, name=name, reset_less=True) for name in ("inner", "outer"))
         m.d.comb += [
             self.at_first.eq(Cat(fresh)),
             self.at_last.eq(Cat(done)),
             self.steps.eq(Cat(~done[k] & Cat(done[:k]).all() for k in loops)),
-            self.jump.eq(jump),
+            self.inner.eq(inner),
+            self.outer.eq(outer),
         ]
         with m.If(self.advance & self.take):
-            m.d.sync += jump.eq(0)
+            m.d.sync += outer.eq(_AT_FIRST)
             for k in loops:
                 m.d.sync += [
                     count[k].eq(self.counts[k]),
@@ -75,9 +79,12 @@ class VectorNest(wiring.Component):
                     fresh[k].eq(1),
                 ]
         with m.Elif(self.advance & self.step):
-            m.d.sync += jump.eq(self.steps)
+            m.d.sync += outer.eq(_AT_FIRST)
             for k in loops:
                 with m.If(self.steps[k]):
+                    m.d.sync += outer.eq(max(0, k - 3))
+                    if k < 4:
+                        m.d.sync += inner.eq(k)
                     m.d.sync += [left[k].eq(left[k] - 1), done[k].eq(left[k] == 1), fresh[k].eq(0)]
                 with m.Elif(self.steps[k + 1 :].any()):
                     m.d.sync += [left[k].eq(count[k]), done[k].eq(once[k]), fresh[k].eq(1)]
@@ -120,16 +127,15 @@ def moving(m, name, base, jumps, nest, take):
     with m.If(take):
         m.d.sync += kept_base.eq(base)
         m.d.sync += [register.eq(jump) for register, jump in zip(kept, jumps, strict=True)]
-    # The change is selected in one cycle and added in the next.
+    # The change, or the first number, is selected in one cycle and added in the next.
     is_first = Signal(name=f"{name}_is_first", reset_less=True)
     chosen = Signal(bits, name=f"{name}_chosen", reset_less=True)
     value = Signal(bits, name=name, reset_less=True)
-    choices = [kept[k] & nest.jump[k].replicate(bits) for k in range(len(jumps))]
     with m.If(nest.advance):
         m.d.sync += [
-            is_first.eq(~nest.jump.any()),
-            chosen.eq(reduce(or_, choices)),
-            value.eq(Mux(is_first, kept_base, (value + chosen)[:bits])),
+            is_first.eq(nest.outer == _AT_FIRST),
+            chosen.eq(selected(nest.outer, [selected(nest.inner, kept[:4]), *kept[4:], kept_base])),
+            value.eq(chosen + Mux(is_first, 0, value)),
         ]
     return value
 

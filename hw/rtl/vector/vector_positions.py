@@ -136,7 +136,7 @@ class VectorPositions(wiring.Component):
             "first": (nest.at_first | ~reduced).all(),
             "last": (nest.at_last | ~reduced).all(),
             "sum": sum_number,
-            "renews": nest.jump[-1] | ~nest.jump.any(),
+            "renews": nest.outer[1],
             "is_last": is_last,
         }
         for stage in (1, 2, 3):
