@@ -26,6 +26,14 @@ TRAILER_BODY_BITS = 8 * TRAILER_BYTES - CRC_BITS
 """Number of bits of a trailer that its CRC covers."""
 
 
+MULTIPLES = ((274, (0, 11, 19, 75, 93)), (185, (0, 19, 20, 46, 54, 93)))
+"""Multiples of the polynomial with few terms: the degree, and the exponents of the other terms.
+
+By such a multiple, the first bits of a beat are added to a few later ones each, which leaves fewer
+bits for the parities. They were found by looking for equal sums of two or three powers.
+"""
+
+
 def _shifted(crc):
     """Return a CRC after one more 0 bit."""
     return crc >> 1 ^ (POLYNOMIAL if crc & 1 else 0)
@@ -86,6 +94,20 @@ def _applied(masks, value):
     return Cat(masked(mask) for mask in masks)
 
 
+def _folded(m, word):
+    """Return a word of as many bits or fewer that has the same CRC if nothing came before it."""
+    for degree, exponents in MULTIPLES:
+        # The first bit has the largest power. As many bits are folded as do not meet each other.
+        most = degree - max(exponents)
+        while len(word) > degree:
+            number = min(len(word) - degree, most)
+            first, rest = word[:number], word[number:]
+            added = [first << (degree - number - exponent) for exponent in exponents]
+            word = Signal(len(rest), name=f"folded{len(rest)}")
+            m.d.comb += word.eq(reduce(xor, added, rest))
+    return word
+
+
 class FrameCrc(wiring.Component):
     """CRC of frames that come in beats; the last beat has the end of the trailer and the CRC.
 
@@ -133,13 +155,17 @@ class FrameCrc(wiring.Component):
         term = Signal(CRC_BITS, reset_less=True)
         has_term, term_ends = Signal(), Signal(reset_less=True)
         state = Signal(CRC_BITS, init=ONES)
+        # What comes before the last bits of a beat, first folded to fewer bits. The last beat has
+        # nothing there, and the end of the trailer in the place of its last bits.
+        first_bits = self._bits - self._last_bits
+        word = _folded(m, Cat(self.data[:first_bits], Const(0, self._last_bits)))
+        end = Mux(self.ends, self.data[: self._last_bits], self.data[first_bits:])
+        whole = Signal(len(word))
+        m.d.comb += whole.eq(Mux(self.ends, 0, word) ^ (end << (len(word) - self._last_bits)))
         with m.If(self.advance):
             m.d.sync += [has_term.eq(self.valid), term_ends.eq(self.ends)]
-            with m.If(self.valid & self.ends):
-                body = self.data[: self._last_bits]
-                m.d.sync += term.eq(_applied(data_masks(self._last_bits), body))
-            with m.Elif(self.valid):
-                m.d.sync += term.eq(_applied(data_masks(self._bits), self.data))
+            with m.If(self.valid):
+                m.d.sync += term.eq(_applied(data_masks(len(whole)), whole))
             with m.If(has_term):
                 after = _applied(state_masks(self._bits), state) ^ term
                 m.d.sync += state.eq(Mux(term_ends, ONES, after))
