@@ -34,10 +34,10 @@ from fpgapipe.hw.rtl.arith.mx import BlockQuantiser
 from fpgapipe.hw.rtl.arith.threefry import Threefry
 from fpgapipe.hw.rtl.control.registers import Registers
 from fpgapipe.hw.rtl.control.sequencer import Sequencer
-from fpgapipe.hw.rtl.device import Device, narrow_reads
+from fpgapipe.hw.rtl.device import Device, scratchpad_ports
 from fpgapipe.hw.rtl.dma.link_dma import ReceiveEngine, SendEngine
 from fpgapipe.hw.rtl.dma.load import LoadEngine
-from fpgapipe.hw.rtl.dma.scratchpad import ReadPort, Scratchpad, ScratchpadPorts, WritePort
+from fpgapipe.hw.rtl.dma.scratchpad import ReadPort, Scratchpad, WritePort
 from fpgapipe.hw.rtl.dma.shared_ports import SharedPort
 from fpgapipe.hw.rtl.dma.store import StoreEngine
 from fpgapipe.hw.rtl.gemm.address import AddressGenerator
@@ -256,14 +256,6 @@ def blocks(spec: CoreSpec) -> dict[str, Block]:
     """All blocks of a core; their sum is the core."""
     engines, bits = spec.num_engines, spec.scratchpad.address_bits
     clients = engines + int(spec.vector is not None)
-    ports = ScratchpadPorts(
-        spec.scratchpad,
-        2 * clients + 1,
-        clients + 1,
-        aligned_writes=frozenset({clients}),
-        aligned_reads=frozenset({2 * clients}),
-        narrow_reads=narrow_reads(spec),
-    )
     bus = f"{spec.bus_bytes}_{spec.outstanding}_{bits}"
     memory = f"{spec.scratchpad.banks}_{spec.scratchpad.bank_bytes}_{clients}"
     if narrow := spec.scratchpad.parts > 1:
@@ -302,7 +294,7 @@ def blocks(spec: CoreSpec) -> dict[str, Block]:
             lambda: GemmDatapath(DatapathSpec(spec.rows, spec.cols, spec.acc_depth, spec.form)),
         ),
         "result writer": Block(engines, f"{spec.cols}_{bits}", lambda: ResultWriter(spec)),
-        "scratchpad": Block(1, memory, lambda: Scratchpad(ports)),
+        "scratchpad": Block(1, memory, lambda: Scratchpad(scratchpad_ports(spec))),
         "load": Block(1, bus, lambda: LoadEngine(spec)),
         "store": Block(1, bus, lambda: StoreEngine(spec)),
         "sequencer": Block(

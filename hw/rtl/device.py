@@ -65,7 +65,7 @@ def _stream_members(number, link):
     }
 
 
-def narrow_reads(spec: CoreSpec) -> frozenset[int]:
+def _narrow_reads(spec: CoreSpec) -> frozenset[int]:
     """Read ports of the scratchpad whose engines take what a port gives in a cycle.
 
     They are those of the GEMM engines and of the vector engine. Stores read 64 bytes.
@@ -73,6 +73,21 @@ def narrow_reads(spec: CoreSpec) -> frozenset[int]:
     first = 2 * spec.num_engines
     vector = (first, first + 1) if spec.vector and reads_parts(spec) else ()
     return frozenset((*range(first), *vector))
+
+
+def scratchpad_ports(spec: CoreSpec) -> ScratchpadPorts:
+    """Ports of a core's scratchpad: two reads and a write of each engine, then those of DMA."""
+    engines = spec.num_engines + (spec.vector is not None)
+    operands = 2 * spec.num_engines if spec.scratchpad.parts == 1 else 0
+    return ScratchpadPorts(
+        spec.scratchpad,
+        2 * engines + 1,
+        engines + 1,
+        aligned_writes=frozenset({engines}),
+        aligned_reads=frozenset({2 * engines}),
+        narrow_reads=_narrow_reads(spec),
+        turned_reads=frozenset(range(operands)),
+    )
 
 
 class Device(wiring.Component):
@@ -163,19 +178,7 @@ class Device(wiring.Component):
         vector = VectorEngine(spec) if spec.vector else None
         if vector:
             m.submodules.vector = in_core(own_module(vector, "vector_engine"))
-        has_vector = int(vector is not None)
-        num_reads = 2 * (spec.num_engines + has_vector) + 1
-        num_writes = spec.num_engines + has_vector + 1
-        scratchpad = Scratchpad(
-            ScratchpadPorts(
-                spec.scratchpad,
-                num_reads,
-                num_writes,
-                aligned_writes=frozenset({num_writes - 1}),
-                aligned_reads=frozenset({num_reads - 1}),
-                narrow_reads=narrow_reads(spec),
-            )
-        )
+        scratchpad = Scratchpad(scratchpad_ports(spec))
         sequencer = Sequencer(SequencerSpec.of(spec))
         load, store, registers = LoadEngine(spec), self._store, self._registers
         m.submodules.scratchpad = in_core(own_module(scratchpad, "scratchpad"))
@@ -198,9 +201,9 @@ class Device(wiring.Component):
 
         if vector:
             wiring.connect(m, sequencer.vector, vector.i)
-            wiring.connect(m, vector.read_x, scratchpad.reads[num_reads - 3])
-            wiring.connect(m, vector.read_y, scratchpad.reads[num_reads - 2])
-            wiring.connect(m, vector.write, scratchpad.writes[num_writes - 2])
+            wiring.connect(m, vector.read_x, scratchpad.reads[-3])
+            wiring.connect(m, vector.read_y, scratchpad.reads[-2])
+            wiring.connect(m, vector.write, scratchpad.writes[-2])
             m.d.comb += [
                 vector.halt.eq(sequencer.halt),
                 sequencer.vector_done.eq(vector.done),
@@ -222,8 +225,8 @@ class Device(wiring.Component):
             readers += [send.read for send, _ in links]
             writers += [receive.write for _, receive in links]
         for name, engines_of, port in (
-            ("read", readers, scratchpad.reads[num_reads - 1]),
-            ("write", writers, scratchpad.writes[num_writes - 1]),
+            ("read", readers, scratchpad.reads[-1]),
+            ("write", writers, scratchpad.writes[-1]),
         ):
             if len(engines_of) == 1:
                 wiring.connect(m, engines_of[0], port)

@@ -21,6 +21,7 @@ constexpr unsigned slots = 2 * depth;  // more than a FIFO and the registers beh
 // Inputs and outputs of one bit.
 enum Input { rst = 1, i_valid = 2, halt = 4, read_ready = 8, data_valid = 16, o_ready = 32 };
 enum Output { i_ready = 1, read_valid = 2, o_valid = 4, error_valid = 8, o_last = 16, moved = 32 };
+constexpr unsigned turn_bit = 8;  // first bit of the turn of a read among the outputs
 
 // What moves in a cycle between the stages: 32 elements, and what comes with them.
 struct Word {
@@ -71,8 +72,9 @@ struct State {
     fpgapipe::Request tags[slots];
     Fifo words_fifo, tags_fifo;
 
-    // Requests.
+    // Requests. Each tag has the pairs of elements by which its word comes rotated.
     uint32_t read_address, error_index;
+    uint8_t tag_pairs[slots], read_turn, next_row;
     uint8_t places;
     bool read_valid, error_valid, second_part;
 
@@ -125,6 +127,7 @@ class Reader final : public fpgapipe::Substitute {
         return (s.addresses.ready() ? i_ready : 0) | (s.read_valid ? read_valid : 0) |
                (s.has_skid || s.vectors_valid >> (stages_ - 1) & 1 ? o_valid : 0) |
                (s.error_valid ? error_valid : 0) | (shown().last ? o_last : 0) |
+               uint32_t(s.read_turn) << turn_bit |
                (has_moved || inputs & rst ? moved : 0);
     }
 
@@ -253,7 +256,8 @@ class Reader final : public fpgapipe::Substitute {
         to.last = square.last && is_last_column;
     }
 
-    // Make the elements of a tag and of the words that were read for it.
+    // Make the elements of a tag and of the words that were read for it. Of a word of four-byte
+    // elements, both parts come rotated by as many elements.
     void assemble(const fpgapipe::Request& tag, uint16_t* values, uint32_t& more) const {
         const State& s = state_;
         more = 0;
@@ -262,15 +266,21 @@ class Reader final : public fpgapipe::Substitute {
             return;
         }
         const uint16_t* from = s.words[s.words_fifo.front()];
+        const unsigned turn = 2 * s.tag_pairs[s.tags_fifo.front()];
         if (tag.fp32) {
             for (unsigned half = 0; half < 2; ++half) {
                 const uint16_t* here = half ? from : s.words[s.low];
                 for (unsigned i = 0; i < lanes / 2; ++i) {
-                    values[lanes / 2 * half + i] = here[2 * i + 1];
-                    more |= uint32_t(here[2 * i] != 0) << (lanes / 2 * half + i);
+                    const unsigned at = (i + turn) % (lanes / 2);
+                    values[lanes / 2 * half + i] = here[2 * at + 1];
+                    more |= uint32_t(here[2 * at] != 0) << (lanes / 2 * half + i);
                 }
             }
             more &= tag.mask;
+            from = values;
+        } else if (turn) {
+            std::memcpy(values, from + turn, (lanes - turn) * sizeof *values);
+            std::memcpy(values + (lanes - turn), from, turn * sizeof *values);
             from = values;
         }
         if (tag.mask != UINT32_MAX) {
@@ -292,10 +302,12 @@ class Reader final : public fpgapipe::Substitute {
         const bool goes = s.addresses.valid() && may;
         const bool issues = goes && reads;
         const bool enters = goes && !s.second_part;
+        const uint8_t pairs = next.transposed ? s.next_row / 2 : 0;
         s.error_valid = goes && next.out_of_range;
         if (issues) {
             s.read_address =
                 (next.address + (s.second_part ? 2 * word_halves : 0)) & ~(~0u << address_bits_);
+            s.read_turn = uint8_t((next.fp32 ? 4 : 2) * pairs % word_halves);
             s.read_valid = true;
         } else if (inputs & read_ready) {
             s.read_valid = false;
@@ -305,10 +317,12 @@ class Reader final : public fpgapipe::Substitute {
             tag = next;
             tag.empty = !reads;
             if (!reads) tag.mask = 0;
+            s.tag_pairs[s.tags_fifo.back()] = pairs;
         }
         if (goes) {
             s.error_index = next.index;
             s.second_part = !is_final && !s.second_part;
+            if (is_final && next.transposed) s.next_row = (s.next_row + 1) % lanes;
         }
         s.places = uint8_t(s.places - issues + takes_word) % (2 * depth);
         s.tags_fifo.tick(enters, taken);
@@ -326,7 +340,7 @@ class Reader final : public fpgapipe::Substitute {
         s.places = depth;
         s.read_valid = s.error_valid = s.second_part = s.has_low = false;
         s.full[0] = s.full[1] = s.fill = s.drain = s.settling = s.has_out = false;
-        s.row = s.column = s.reading = 0;
+        s.row = s.column = s.reading = s.next_row = 0;
         s.vectors_valid = 0;
         s.has_skid = false;
     }

@@ -20,8 +20,13 @@ class Words final : public fpgapipe::Substitute {
     // One more word than there are: the last one is followed by the first one.
     explicit Words(uint64_t bytes) : bytes_(bytes), memory_(bytes + word_bytes) {}
 
-    void read(uint64_t address, uint32_t* data) const {
-        std::memcpy(data, memory_.data() + address, word_bytes);
+    // Read a word, and rotate it by some granules.
+    void read(uint64_t address, unsigned turn, uint32_t* data) const {
+        const uint64_t turned = granule_bytes * turn;
+        const uint8_t* from = memory_.data() + address;
+        auto* to = reinterpret_cast<uint8_t*>(data);
+        std::memcpy(to + turned, from, word_bytes - turned);
+        std::memcpy(to, from + (word_bytes - turned), turned);
         if (is_faulty_ && data[0] % 251 == 1) data[15] ^= 1;
     }
 
@@ -60,8 +65,9 @@ extern "C" void* fpgapipe_scratchpad_create(int address_bits) {
     return new Words(uint64_t(1) << address_bits);
 }
 extern "C" void fpgapipe_scratchpad_destroy(void* self) { delete static_cast<Words*>(self); }
-extern "C" void fpgapipe_scratchpad_read(void* self, unsigned address, uint32_t* data) {
-    static_cast<Words*>(self)->read(address, data);
+extern "C" void fpgapipe_scratchpad_read(void* self, unsigned address, unsigned turn,
+                                         uint32_t* data) {
+    static_cast<Words*>(self)->read(address, turn, data);
 }
 extern "C" void fpgapipe_scratchpad_write(void* self, unsigned address, const uint32_t* data,
                                           const uint32_t* mask) {

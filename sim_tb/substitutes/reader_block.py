@@ -36,6 +36,7 @@ _BODY = """\
   assign error_valid = outputs[3];
   assign done = outputs[2] & outputs[4] & o__ready;
   assign read__address = address[{address_bits} - 1:0];
+  assign read__turn = outputs[12:8];
   assign error_index = index;
   assign error_code = {error_code};
   assign o__payload = shown;
@@ -65,7 +66,7 @@ def _body(ports: Ports, text: str) -> str | None:
     inputs |= {"i__payload": 32 + OPERAND.bits, "read__data": 16 * _BLOCK}
     outputs = dict.fromkeys(("done", "error_valid", "i__ready", "o__valid", "read__valid"), 1)
     outputs |= {"error_code": 8, "error_index": 32, "o__payload": 8 * rows + 8}
-    outputs |= {"read__address": address_bits}
+    outputs |= {"read__address": address_bits, "read__turn": 5}
     covered = rows and _BLOCK % rows == 0 and address_bits < 32 and _WHOLE_WORDS.search(text)
     if not covered or not has_ports(ports, inputs, outputs):
         return None

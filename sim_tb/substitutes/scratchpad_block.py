@@ -15,7 +15,7 @@ _IMPORTS = """\
 import "DPI-C" function chandle fpgapipe_scratchpad_create(input int address_bits);
 import "DPI-C" function void fpgapipe_scratchpad_destroy(input chandle self);
 import "DPI-C" function void fpgapipe_scratchpad_read(
-  input chandle self, input int address, output bit [511:0] data);
+  input chandle self, input int address, input int turn, output bit [511:0] data);
 import "DPI-C" function void fpgapipe_scratchpad_write(
   input chandle self, input int address, input bit [511:0] data, input bit [31:0] mask);
 """
@@ -32,6 +32,7 @@ _PLACE = """\
   reg [{top}:0] {p}_held = 0;
 """
 _READ = """\
+  reg [4:0] {p}_turn = 0;
   reg [3:0] {p}_valid = 0;
   reg [511:0] {p}_word1 = 0, {p}_word2 = 0, {p}_data = 0, {p}_next;
   assign {port}__data = {p}_data;
@@ -39,13 +40,16 @@ _READ = """\
 """
 _READS = """\
     if ({p}_valid[0]) begin
-      fpgapipe_scratchpad_read(self, {p}_held, {p}_next);
+      fpgapipe_scratchpad_read(self, {p}_held, {{27'd0, {p}_turn}}, {p}_next);
       {p}_word1 <= {p}_next;
     end
     if ({p}_valid[1]) {p}_word2 <= {p}_word1;
     if ({p}_valid[2]) {p}_data <= {p}_word2;
     {p}_valid <= rst ? 0 : {{{p}_valid[2:0], {p}_accept}};
-    if ({p}_accept) {p}_held <= {p}_address;
+    if ({p}_accept) begin
+      {p}_held <= {p}_address;
+      {p}_turn <= {turn};
+    end
 """
 _WRITE = """\
   reg {p}_valid = 0;
@@ -57,8 +61,8 @@ _WRITES = """\
     {p}_valid <= {p}_accept & ~rst;
     if ({p}_accept) begin
       {p}_held <= {p}_address;
-      {p}_data <= {port}__data;
-      {p}_mask <= {port}__mask;
+      {p}_data <= {p}_address[5] ? {{{port}__data[255:0], {port}__data[511:256]}} : {port}__data;
+      {p}_mask <= {p}_address[5] ? {{{port}__mask[15:0], {port}__mask[31:16]}} : {port}__mask;
     end
 """
 
@@ -80,6 +84,7 @@ def _body(ports: Ports, text: str) -> str | None:
             inputs |= {f"{port}address": bits, f"{port}valid": 1}
             outputs[f"{port}ready"] = 1
             if kind == "reads":
+                inputs[f"{port}turn"] = 5
                 outputs |= {f"{port}data": 512, f"{port}data_valid": 1}
             else:
                 inputs |= {f"{port}data": 512, f"{port}mask": 32}
@@ -90,10 +95,10 @@ def _body(ports: Ports, text: str) -> str | None:
     parts: list[str] = []
     waits: list[str] = []
     clocked: dict[str, list[str]] = {"reads": [], "writes": []}
-    for kind, unaligned in (("reads", "_offset1"), ("writes", "_fine")):
+    for kind, unaligned in (("reads", "_offset1"), ("writes", "_later")):
         for index in range(numbers[kind]):
             name, port = f"{kind[0]}{index}", f"{kind}__{index}"
-            offset = f"reg (?:\\[4:0\\] )?{kind[:-1]}{index}{unaligned} "
+            offset = f"(?:reg|wire) \\[\\d+:0\\] {kind[:-1]}{index}{unaligned}\\b"
             is_aligned = re.search(offset, text) is None
             earlier = [
                 f"({kind}__{k}__valid & {_meets(name, f'{kind[0]}{k}', row_bits, banks)})"
@@ -105,6 +110,7 @@ def _body(ports: Ports, text: str) -> str | None:
                 "top": bits - 1,
                 "places": bits - 8,
                 "low": 6 if is_aligned else 1,
+                "turn": f"{port}__turn" if f" {port}__turn - " in text else "5'd0",
                 "ready": f"~({' | '.join(earlier)})" if earlier else "1'b1",
             }
             parts.append((_PLACE + (_READ if kind == "reads" else _WRITE)).format(**values))

@@ -99,8 +99,8 @@ class Bench:
             if dut.read__valid.value and dut.read__ready.value:
                 self.num_reads += 1
                 address = int(dut.read__address.value)
-                data = bank[address : address + size].tobytes()
-                coming.append(int.from_bytes(data, "little"))
+                data = np.roll(bank[address : address + size], 2 * int(dut.read__turn.value))
+                coming.append(int.from_bytes(data.tobytes(), "little"))
             else:
                 coming.append(None)
             if dut.error_valid.value:

@@ -18,6 +18,7 @@ from fpgapipe.hw.hls_models.numerics.fp32 import to_bf16
 from fpgapipe.hw.hls_models.spec.core_spec import ScratchpadSpec
 from fpgapipe.hw.rtl.gemm.result import ResultWriter
 from fpgapipe.sim_tb.drivers.stream import StreamDriver, cycle, parameters, reset, start
+from fpgapipe.sim_tb.testbenches.tb_scratchpad import exchanged
 
 WORD = 64
 GRANULES = WORD // 2
@@ -93,9 +94,10 @@ class Bench:
                 self.errors.append((int(dut.error_code.value), int(dut.error_index.value)))
             write = None
             if dut.write__valid.value:
-                mask = dut.write__mask.value.to_unsigned()
-                data = dut.write__data.value.to_unsigned() & expanded(mask)
-                write = (dut.write__address.value.to_unsigned(), mask, data)
+                address = dut.write__address.value.to_unsigned()
+                mask = exchanged(address, dut.write__mask.value.to_unsigned(), GRANULES)
+                data = exchanged(address, dut.write__data.value.to_unsigned(), 8 * WORD)
+                write = (address, mask, data & expanded(mask))
             assert waiting in (None, write), "changed a write that was waiting"
             waiting = None if ready else write
             if write and ready:

@@ -26,6 +26,12 @@ def memories_of(spec: ScratchpadSpec, address: int) -> set[int]:
     return {word % num_words // banks * 2 + word % 2 for word in words}
 
 
+def exchanged(address: int, value: int, bits: int) -> int:
+    """Data or a mask of a write as it goes to the port: with its halves exchanged, or as it is."""
+    half = bits // 2
+    return value if not address & WORD // 2 else value >> half | value % (1 << half) << half
+
+
 class Port:
     """Client of a port, which offers accesses with random pauses and holds those that wait."""
 
@@ -35,12 +41,14 @@ class Port:
         self.valid = getattr(dut, f"{prefix}__valid")
         self.ready = getattr(dut, f"{prefix}__ready")
         self.data = getattr(dut, f"{prefix}__data")
-        # Only writes have a mask, and only reads have data_valid.
+        # Only writes have a mask, and only reads have data_valid and a turn.
+        self.turn: Any = getattr(dut, f"{prefix}__turn", None)
         self.mask: Any = getattr(dut, f"{prefix}__mask", None)
         self.data_valid: Any = getattr(dut, f"{prefix}__data_valid", None)
         self.is_write = kind == "writes"
         self.rng = random.Random(rng.random())
-        self.offered: Any = None  # address, data, mask
+        self.turns = False  # whether it rotates what it reads
+        self.offered: Any = None  # address, and either data and mask or a turn
         self.part = 0  # number of the word of the access that is read or written next
         self.parts = 1  # words of an access
         self.seen: list[tuple[Any, Any]] = []  # values of the words that were read
@@ -50,10 +58,15 @@ class Port:
     def offer(self, address: int) -> None:
         """Offer an access, with random data and mask if it is a write."""
         mask = self.rng.choice([self.rng.getrandbits(GRANULES), (1 << GRANULES) - 1, 0, 1, 1 << 31])
-        self.offered = (address, self.rng.getrandbits(8 * WORD), mask)
+        turn = self.rng.choice([0, self.rng.randrange(GRANULES)])
         self.address.value = address
         if self.is_write:
-            self.data.value, self.mask.value = self.offered[1:]
+            self.offered = (address, self.rng.getrandbits(8 * WORD), mask)
+            self.data.value = exchanged(address, self.offered[1], 8 * WORD)
+            self.mask.value = exchanged(address, mask, GRANULES)
+        else:
+            self.offered = (address, turn if self.turns else 0)
+            self.turn.value = turn
         self.valid.value = 1
 
     def pauses(self) -> bool:
@@ -76,10 +89,11 @@ class Bench:
         for index, port in enumerate(self.reads + self.writes):
             is_narrow = index in given["narrow_reads"]
             port.parts = 1 if is_narrow else self.spec.parts
+            port.turns = index in given["turned_reads"]
         self.bytes = np.zeros(self.spec.size_bytes, np.uint8)
         # For each read port, the cycles in which data is due, and the values that each byte may
         # have: those before and after the writes of the cycle that accepted the read.
-        self.due: list[list[tuple[int, Any, Any]]] = [[] for _ in self.reads]
+        self.due: list[list[tuple[int, int, Any, Any]]] = [[] for _ in self.reads]
         self.cycle = 0
         self.waited = False
         self.moved = {id(port): 0 for port in self.reads + self.writes}
@@ -143,13 +157,13 @@ class Bench:
             if port in accepted:
                 old, new = (np.concatenate(each) for each in zip(*port.seen, strict=True))
                 port.seen = []
-                self.due[index].append((self.cycle + READ_LATENCY, old, new))
+                self.due[index].append((self.cycle + READ_LATENCY, port.offered[1], old, new))
             is_due = bool(self.due[index]) and self.due[index][0][0] == self.cycle
             assert bool(port.data_valid.value) == is_due, f"port {index} data_valid"
             if is_due:
-                _, old, new = self.due[index].pop(0)
+                _, turn, old, new = self.due[index].pop(0)
                 data = port.data.value.to_unsigned().to_bytes(WORD, "little")
-                seen = np.frombuffer(data, np.uint8)[: len(old)]
+                seen = np.roll(np.frombuffer(data, np.uint8)[: len(old)], -2 * turn)
                 np.testing.assert_array_equal(seen, np.where(seen == old, old, new))
         await RisingEdge(self.dut.clk)
         self.cycle += 1

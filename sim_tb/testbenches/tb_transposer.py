@@ -11,7 +11,7 @@ from cocotb.triggers import ClockCycles
 
 from fpgapipe.hw.hls_models.model.transposer import TransposerSpec
 from fpgapipe.hw.rtl.gemm.narrow_transposer import NarrowTransposer
-from fpgapipe.hw.rtl.gemm.transposer import Transposer
+from fpgapipe.hw.rtl.gemm.transposer import TURN_LANES, Transposer, output_layout
 from fpgapipe.sim_tb.drivers.stream import StreamDriver, StreamSink, parameters, reset, start
 
 
@@ -56,7 +56,9 @@ class Bench:
         self.i = StreamDriver(
             dut, "i", rng, fields=[*lanes, spec.side_bits, 1, 1, spec.size.bit_length()]
         )
-        self.o = StreamSink(dut, "o", rng, fields=[*lanes, spec.side_bits, 1], signed=False)
+        self._turn_bits = output_layout(spec)["turn"].width
+        left = [self._turn_bits] if self._turn_bits else []
+        self.o = StreamSink(dut, "o", rng, fields=[*lanes, spec.side_bits, 1, *left], signed=False)
 
     def _parts(self, lanes: np.ndarray) -> list[list[int]]:
         """Parts of a word, the lowest lanes first."""
@@ -70,14 +72,27 @@ class Bench:
             lanes = lanes >> bits
         return fields
 
+    def _turned(self, fields: list[int]) -> list[int]:
+        """Fields of a word that left, after the rotation that was left to do."""
+        if not self._turn_bits:
+            return fields
+        *fields, turn = fields
+        size = self.spec.size
+        for plane in range(len(self.spec.planes)):
+            lanes = slice(plane * size, (plane + 1) * size)
+            fields[lanes] = np.roll(fields[lanes], TURN_LANES * turn).tolist()
+        return fields
+
     def start_sending(self, words: Words) -> None:
         """Send words in the background."""
         along = zip(words.side, words.last, words.transposed, words.emit, strict=True)
-        payloads = [
-            [*part, *fields]
-            for lanes, fields in zip(words.lanes, along, strict=True)
-            for part in self._parts(lanes)
-        ]
+        payloads = []
+        number = 0  # of the next word in its square
+        for lanes, fields in zip(words.lanes, along, strict=True):
+            is_turned = fields[2] and not self.spec.lanes
+            come = np.roll(lanes, number // 2 * 2) if is_turned else lanes
+            payloads += [[*part, *fields] for part in self._parts(come)]
+            number = (number + fields[2]) % self.spec.size
         self._sending = cocotb.start_soon(self.i.send(payloads))
 
     def stop(self) -> None:
@@ -99,7 +114,7 @@ class Bench:
             last = int(words.last[index] and is_last)
             for part, numbers in enumerate(self._parts(lanes[k])):
                 expected = [*numbers, words.side[index], last]
-                seen = got[k * parts + part]
+                seen = self._turned(got[k * parts + part])
                 assert seen == expected, f"word {k}, part {part}: {seen}, not {expected}"
 
 

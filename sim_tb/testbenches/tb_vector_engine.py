@@ -25,6 +25,7 @@ from fpgapipe.hw.hls_models.model import vector
 from fpgapipe.hw.hls_models.spec.core_spec import VectorSpec
 from fpgapipe.hw.rtl.dma.scratchpad import GRANULES, READ_LATENCY
 from fpgapipe.sim_tb.drivers.stream import StreamDriver, cycle, parameters, reset, start
+from fpgapipe.sim_tb.testbenches.tb_scratchpad import exchanged
 
 INDEX_STEP = 5
 """Difference between the indices of consecutive instructions."""
@@ -132,12 +133,12 @@ class Bench:
         if not dut.write__valid.value:
             assert waiting is None, "withdrew a write that was waiting"
             return None
-        mask = dut.write__mask.value.to_unsigned()
+        address = int(dut.write__address.value) // 2 * 2
+        mask = exchanged(address, dut.write__mask.value.to_unsigned(), GRANULES)
         granules = np.array([mask >> k & 1 for k in range(GRANULES)], bool)
-        data = np.frombuffer(
-            dut.write__data.value.to_unsigned().to_bytes(WORD_BYTES, "little"), np.uint16
-        )
-        write = int(dut.write__address.value) // 2 * 2, mask, data[granules].tobytes()
+        word = exchanged(address, dut.write__data.value.to_unsigned(), 8 * WORD_BYTES)
+        data = np.frombuffer(word.to_bytes(WORD_BYTES, "little"), np.uint16)
+        write = address, mask, data[granules].tobytes()
         assert waiting in (None, write), "changed a write that was waiting"
         if not dut.write__ready.value:
             return write

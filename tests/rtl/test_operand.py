@@ -42,7 +42,22 @@ FAULTS = {
         r"\1\2",
         "matches_model",
     ),
-    "drops the lower halves of FP32": (r", low_more \}", ", 16'h0000 }", "matches_model"),
+    "drops the lower halves of FP32": (
+        r"(\blow_more <= )[^;]*;",
+        r"\g<1>16'h0000;",
+        "matches_model",
+    ),
+    "rotates words of squares, but not what counts of them": (
+        r"\.amount\(pairs\[1:0\]\)",
+        ".amount(2'h0)",
+        "matches_model",
+    ),
+    "exchanges no parts of FP32": (
+        r"assign crosses = [^;]*;",
+        "assign crosses = 8'h00;",
+        "matches_model",
+    ),
+    "leaves columns rotated": (r"(\bturn_out <= )[^;]*;", r"\g<1>2'h0;", "matches_model"),
     "reads while halted": (r"~ halt", "1'h1", "halts"),
     "keeps half a word through a reset": (
         r"\bhas_low <= ",

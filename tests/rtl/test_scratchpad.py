@@ -12,11 +12,13 @@ from fpgapipe.hw.rtl.verilog import verilog_of
 from fpgapipe.sim_tb.drivers.simulate import SimulationError, simulate, simulate_verilog
 
 TESTS = ("matches_model", "streams_side_by_side", "forgets_reads_at_reset")
-CORE = ScratchpadPorts(ScratchpadSpec(4, 256), 3, 2, frozenset({0}), frozenset({2}))
+CORE = ScratchpadPorts(
+    ScratchpadSpec(4, 256), 3, 2, frozenset({0}), frozenset({2}), turned_reads=frozenset({0})
+)
 
 
 def parameters(spec):
-    kinds = ("aligned_reads", "aligned_writes", "narrow_reads")
+    kinds = ("aligned_reads", "aligned_writes", "narrow_reads", "turned_reads")
     return {**dataclasses.asdict(spec), **{kind: sorted(getattr(spec, kind)) for kind in kinds}}
 
 
@@ -58,7 +60,7 @@ def test_memories_are_one_module_without_contents():
     [
         CORE,
         ScratchpadPorts(ScratchpadSpec(1, 256), 1, 1),
-        ScratchpadPorts(ScratchpadSpec(2, 512), 2, 3),
+        ScratchpadPorts(ScratchpadSpec(2, 512), 2, 3, turned_reads=frozenset({0, 1})),
         ScratchpadPorts(
             ScratchpadSpec(2, 256, 8), 4, 2, frozenset({1}), frozenset({2}), frozenset({3})
         ),
@@ -89,6 +91,7 @@ FAULTS = {
         "? read0_group0 : read0_group0",
         "matches_model",
     ),
+    "does not rotate": (r"= reads__0__turn - ", "= 5'h00 - ", "matches_model"),
     "does not wait": (r"reads__1__ready = ~ [^;]*;", "reads__1__ready = 1'h1;", "matches_model"),
     "waits for the same bank": (
         r"(assign \S+  = )\S+  & \S+ ;(\s*assign \S+  = read1_uses1 & read0_uses1;)",
@@ -108,7 +111,8 @@ FAULTS = {
 @pytest.mark.parametrize("fault", some_of(FAULTS, kept=1))
 def test_testbench_sees(fault, tmp_path):
     pattern, replacement, test = FAULTS[fault]
-    spec = ScratchpadPorts(ScratchpadSpec(4 if "group" in pattern else 2, 256), 2, 1)
+    memory = ScratchpadSpec(4 if "group" in pattern else 2, 256)
+    spec = ScratchpadPorts(memory, 2, 1, turned_reads=frozenset({0}))
     faulty, count = re.subn(pattern, replacement, verilog_of(Scratchpad(spec)), count=1)
     assert count == 1
     with pytest.raises(SimulationError) as caught:

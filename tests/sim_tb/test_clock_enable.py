@@ -96,7 +96,7 @@ def test_scratchpad_is_as_before(tmp_path):
     memory = verilog.partition("module memory_")[2].partition("endmodule")[0]
     assert memory.count("always") == 1
     assert memory.index("<= words[") < memory.index("if (|write)") < memory.index("] = write_data")
-    ports = {"aligned_reads": [], "aligned_writes": [], "narrow_reads": []}
+    ports = {"aligned_reads": [], "aligned_writes": [], "narrow_reads": [], "turned_reads": []}
     simulate_verilog(
         verilog,
         "tb_scratchpad",

@@ -51,7 +51,9 @@ DRIVEN = (
 PACKED = (replace(ARRAY, module="array_driver"), Driven("accumulator_columns"))
 """Modules that are driven where cells are packed: the other blocks are the same."""
 
-PORTS = ScratchpadPorts(ScratchpadSpec(2, 512), 3, 3, frozenset({1}), frozenset({2}))
+PORTS = ScratchpadPorts(
+    ScratchpadSpec(2, 512), 3, 3, frozenset({1}), frozenset({2}), turned_reads=frozenset({0})
+)
 FAULTS = ("-CFLAGS", "-DFPGAPIPE_FAULTS")
 
 

@@ -30,7 +30,35 @@ GRANULE_BITS = 16
 GRANULES = 8 * WORD_BYTES // GRANULE_BITS
 """Granules of 64 bytes."""
 
+_HALF = GRANULES // 2
+
 _DATA_BITS = 8 * WORD_BYTES
+
+
+def written(m, address, number, values, name):
+    """Choose what a client writes, with its halves as `WritePort` wants them.
+
+    Parameters
+    ----------
+    m : Module
+        Module that the choice is added to.
+    address, number : Value
+        Address of the write, and number of the value that is written.
+    values : list of Value
+        Data or masks, a power of two of them.
+    name : str
+        Prefix of the name of the submodule.
+    """
+    bits = len(values[0])
+    m.submodules[f"{name}_choice"] = choice = TurningChoice(
+        TurningChoiceSpec(bits, bits, len(values))
+    )
+    m.d.comb += [
+        choice.turn.eq(address[_HALF.bit_length()]),
+        choice.numbers[0].eq(number),
+        *(each.eq(value) for each, value in zip(choice.i, values, strict=True)),
+    ]
+    return choice.o
 
 
 class ReadPort(wiring.Signature):
@@ -48,10 +76,12 @@ class ReadPort(wiring.Signature):
     -------
     address : Out(address_bits)
         Byte address, whose bit 0 is ignored.
+    turn : Out(5)
+        Granules by which the data is rotated; see `ScratchpadPorts` for the ports that do so.
     valid : Out(1)
     ready : In(1)
     data : In(512)
-        Bits ``16 * i`` to ``16 * i + 15`` are the bytes ``address + 2 * i`` and
+        Granule ``(i + turn) % 32``, of 16 bits each, has the bytes ``address + 2 * i`` and
         ``address + 2 * i + 1``.
     data_valid : In(1)
     """
@@ -61,6 +91,7 @@ class ReadPort(wiring.Signature):
         super().__init__(
             {
                 "address": Out(address_bits),
+                "turn": Out(range(GRANULES)),
                 "valid": Out(1),
                 "ready": In(1),
                 "data": In(_DATA_BITS),
@@ -91,8 +122,10 @@ class WritePort(wiring.Signature):
     ready : In(1)
     data : Out(512)
     mask : Out(32)
-        If ``mask[i]``, bits ``16 * i`` to ``16 * i + 15`` of `data` are written to the bytes
-        ``address + 2 * i`` and ``address + 2 * i + 1``.
+        If ``mask[k]``, granule `k` of the data is written to the bytes ``address + 2 * i`` and
+        ``address + 2 * i + 1``, where `k` is `i` or, if bit 5 of the address is set,
+        ``(i + 16) % 32``. Then, the client exchanges the halves with `written`, which takes no LUTs
+        of its own where it chooses what it writes.
     """
 
     def __init__(self, address_bits):
@@ -125,6 +158,8 @@ class ScratchpadPorts:
     narrow_reads : frozenset of int
         Read ports that access a word of the memory at a time, which is in the lowest bits of
         `data`; all other ports access 64 bytes.
+    turned_reads : frozenset of int
+        Read ports that rotate their data by `turn`, of words of 64 bytes; others ignore it.
     """
 
     memory: ScratchpadSpec
@@ -133,6 +168,7 @@ class ScratchpadPorts:
     aligned_writes: frozenset[int] = frozenset()
     aligned_reads: frozenset[int] = frozenset()
     narrow_reads: frozenset[int] = frozenset()
+    turned_reads: frozenset[int] = frozenset()
 
     def __post_init__(self) -> None:
         for name in ("num_reads", "num_writes"):
@@ -179,8 +215,10 @@ class _Parts:
         with m.If(accept):
             m.d.sync += number.eq(number + 1)
         if not reads:
-            self.data = port.data.word_select(number, bits)
-            self.mask = port.mask.word_select(number, bits // GRANULE_BITS)
+            # The halves may be exchanged.
+            place = number ^ (port.address[_HALF.bit_length()] << (len(number) - 1))
+            self.data = port.data.word_select(place, bits)
+            self.mask = port.mask.word_select(place, bits // GRANULE_BITS)
             return
         self.data = Signal(bits, name=f"{name}_part_data")
         self.data_valid = Signal(name=f"{name}_part_valid")
@@ -288,14 +326,20 @@ class Scratchpad(wiring.Component):
             m.d.sync += valid.eq(Cat(place.accept, valid))
             with m.If(place.accept):
                 m.d.sync += odd.eq(place.odd)
-            sides = odd.replicate(1 if place.aligned else granules)
+            sides = Signal(1 if place.aligned else granules, name=f"{name}_sides")
+            m.d.comb += sides.eq(odd.replicate(len(sides)))
             if not place.aligned:
-                offset = [
-                    Signal(offset_bits, name=f"{name}_offset{n}", reset_less=True)
-                    for n in (1, 2, 3)
+                # The rotation back, for cycles 1, 2 and 3. It is 0 less the offset, plus the turn.
+                offset = Signal(offset_bits, name=f"{name}_offset1", reset_less=True)
+                back = [
+                    Signal(offset_bits, name=f"{name}_back{n}", reset_less=True) for n in (1, 2, 3)
                 ]
-                m.d.sync += Cat(offset).eq(Cat(place.offset, offset))
-                sides = sides ^ _below(offset[0], granules)
+                turn = port.turn if index in self.spec.turned_reads else 0
+                m.d.sync += [
+                    offset.eq(place.offset),
+                    Cat(back).eq(Cat((turn - place.offset)[:offset_bits], back)),
+                ]
+                m.d.comb += sides.eq(odd.replicate(granules) ^ _below(offset, granules))
             words = [words.read_data for pair in memories for words in pair]
             # The memory that each granule comes from, or that all of them come from if aligned:
             # which one of two banks' memories, and which banks these are.
@@ -328,13 +372,11 @@ class Scratchpad(wiring.Component):
                     m.d.sync += group.eq(groups[0])
                 word = selected(group, kept)
             else:
-                back = Signal(offset_bits, name=f"{name}_back")
-                m.d.comb += back.eq(-offset[2])
-                word = kept[0]
+                word, amount = kept[0], back[2]
                 if len(kept) > 1:
                     choice = TurningChoice(TurningChoiceSpec(8 * size, lane_bits, len(kept)))
                     m.submodules[f"{name}_choice"] = choice
-                    turns = (-offset[1])[offset_bits - 1]
+                    turns = back[1][-1]
                     numbers = [
                         Signal.like(group, name=f"{name}_number{lane}", reset_less=True)
                         for lane, group in enumerate(groups)
@@ -348,10 +390,10 @@ class Scratchpad(wiring.Component):
                     m.d.comb += [
                         *(each.eq(word) for each, word in zip(choice.i, kept, strict=True)),
                         *(each.eq(n) for each, n in zip(choice.numbers, numbers, strict=True)),
-                        choice.turn.eq(back[-1]),
+                        choice.turn.eq(amount[-1]),
                     ]
-                    word, back = choice.o, back[:-1]
-                word = rotated(m, word, back, GRANULE_BITS, f"{name}_turn")
+                    word, amount = choice.o, amount[:-1]
+                word = rotated(m, word, amount, GRANULE_BITS, f"{name}_turn")
             data = Signal(8 * size, name=f"{name}_data", reset_less=True)
             with m.If(valid[2]):
                 m.d.sync += data.eq(word)
@@ -366,8 +408,9 @@ class Scratchpad(wiring.Component):
         ]
         _grant(m, places)
         # A write is in its memory two cycles after it was accepted, just in time for a read that
-        # was accepted one cycle later. In between, it is in registers of its port, rotated but for
-        # the stage of one granule, because that stage shares its LUTs with the choice among ports.
+        # was accepted one cycle later. In between, it is in registers of its port. Of whole words,
+        # the client has done the first stage of the rotation.
+        turn_bits = min(_offset_bits(self.spec.memory.port_bytes), _HALF.bit_length() - 1)
         words, masks, rows, selects = [], [], [], []
         for index, (port, place) in enumerate(zip(ports, places, strict=True)):
             name = f"write{index}"
@@ -377,21 +420,17 @@ class Scratchpad(wiring.Component):
             row = [Signal.like(each, name_suffix="1", reset_less=True) for each in place.row]
             select = [Signal.like(each, name_suffix="1") for each in place.select]
             m.d.sync += [select[side].eq(place.select[side]) for side in range(2)]
-            coarse = port.data
+            arrived = port.data
             with m.If(place.accept):
                 m.d.sync += [held[side].eq(mask[side]) for side in range(2)]
                 m.d.sync += [row[side].eq(place.row[side]) for side in range(2)]
             if place.aligned:
                 m.d.comb += [mask[side].eq(port.mask) for side in range(2)]
-                words.append(word)
             else:
-                coarse = rotated(m, coarse, place.offset[1:], 2 * GRANULE_BITS, f"{name}_turn")
-                fine = Signal(name=f"{name}_fine", reset_less=True)
-                with m.If(place.accept):
-                    m.d.sync += fine.eq(place.offset[0])
-                words.append(Mux(fine, word.rotate_left(GRANULE_BITS), word))
+                amount = place.offset[:turn_bits]
+                arrived = rotated(m, arrived, amount, GRANULE_BITS, f"{name}_turn")
                 # After the rotation, the granules below the offset belong to the later word.
-                turn = rotated(m, port.mask, place.offset, 1, f"{name}_mask_turn")
+                turn = rotated(m, port.mask, amount, 1, f"{name}_mask_turn")
                 later = Signal(granules, name=f"{name}_later")
                 m.d.comb += [
                     later.eq(_below(place.offset, granules)),
@@ -399,7 +438,8 @@ class Scratchpad(wiring.Component):
                     mask[1].eq(turn & Mux(place.odd, ~later, later)),
                 ]
             with m.If(place.accept):
-                m.d.sync += word.eq(coarse)
+                m.d.sync += word.eq(arrived)
+            words.append(word)
             masks.append(held)
             rows.append(row)
             selects.append(select)

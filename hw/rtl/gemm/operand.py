@@ -1,6 +1,6 @@
 """Gateware that reads operands from the scratchpad and quantises them for the array."""
 
-from amaranth.hdl import Cat, Module, Mux, Signal, signed
+from amaranth.hdl import Cat, Const, Module, Mux, Signal, signed
 from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out
 
@@ -13,8 +13,9 @@ from fpgapipe.hw.rtl.dma.scratchpad import READ_LATENCY, ReadPort
 from fpgapipe.hw.rtl.gemm.address import AddressGenerator, descriptor_layout
 from fpgapipe.hw.rtl.gemm.narrow_quantiser import NarrowQuantiser
 from fpgapipe.hw.rtl.gemm.narrow_transposer import NarrowTransposer
-from fpgapipe.hw.rtl.gemm.transposer import Transposer
+from fpgapipe.hw.rtl.gemm.transposer import TURN_LANES, Transposer
 from fpgapipe.hw.rtl.lib.queue import WordFifo
+from fpgapipe.hw.rtl.lib.rotator import rotated, selected
 
 DEPTH = 16
 """Number of words from the scratchpad that can wait, and of reads that can be under way.
@@ -34,9 +35,13 @@ TAG_LAYOUT = data.StructLayout(
         "emit": 6,
         "sub": 5,
         "last": 1,
+        "turn": 4,
     }
 )
-"""Layout of the data kept of a word while its bytes are being read."""
+"""Layout of the data kept of a word while its bytes are being read.
+
+The word and its mask are rotated to the left by `turn` pairs of elements.
+"""
 
 
 def vector_layout(rows):
@@ -50,7 +55,8 @@ class OperandReader(wiring.Component):
     Words are read in the order of an operand's pattern, with zeros for elements that are not read.
     Squares are transposed, the blocks of 32 are quantised, and `rows` elements of each block leave.
 
-    Words come in ``parts`` parts, as many as a port of the scratchpad takes cycles for 64 bytes.
+    Words come in ``parts`` parts, as many as a port of the scratchpad takes cycles for 64 bytes. Of
+    ports of 64 bytes, those of squares come rotated as the transposer wants them.
 
     If nothing waits, the throughput is one vector per `parts` cycles, or half of that in FP32, also
     from one instruction to the next. A transposed square takes as long as its 32 words, even if
@@ -135,6 +141,15 @@ class OperandReader(wiring.Component):
         issue = Signal()
         places = Signal(range(DEPTH + 1), init=DEPTH)
         address = Signal.like(self.read.address, reset_less=True)
+        turn = Signal.like(self.read.turn, reset_less=True)
+        pairs = Signal(4)  # by which the word is to be rotated
+        mask = request.mask
+        if pad.parts == 1:
+            number = Signal(range(BLOCK))  # of the next word in its square
+            m.d.comb += pairs.eq(Mux(request.transposed, number[1:], 0))
+            with m.If(requests.valid & requests.ready & request.transposed):
+                m.d.sync += number.eq(number + 1)
+            mask = rotated(m, mask, pairs, 2, "mask_turn")
         error_index = Signal(32, reset_less=True)
         m.d.comb += [
             reads.eq(~request.empty & ~request.out_of_range),
@@ -148,8 +163,9 @@ class OperandReader(wiring.Component):
             issue.eq(go & reads),
             requests.ready.eq(may & final),
             tags.valid.eq(go & (part == 0)),
-            tags.payload.mask.eq(Mux(reads, request.mask, 0)),
+            tags.payload.mask.eq(Mux(reads, mask, 0)),
             tags.payload.empty.eq(~reads),
+            tags.payload.turn.eq(pairs),
             *(
                 tags.payload[name].eq(request[name])
                 for name in ("fp32", "transposed", "emit", "sub", "last")
@@ -166,6 +182,7 @@ class OperandReader(wiring.Component):
             m.d.sync += [part.eq(Mux(final, 0, part + 1)), error_index.eq(request.index)]
         m.d.comb += [
             self.read.address.eq(address),
+            self.read.turn.eq(turn),
             self.error_code.eq(ErrorCode.SCRATCHPAD_RANGE),
             self.error_index.eq(error_index),
         ]
@@ -173,6 +190,7 @@ class OperandReader(wiring.Component):
             m.d.sync += [
                 self.read.valid.eq(1),
                 address.eq(request.address + (part << (pad.port_bytes.bit_length() - 1))),
+                turn.eq(pairs << Mux(request.fp32, 2, 1)),
             ]
         with m.Elif(self.read.ready):
             m.d.sync += self.read.valid.eq(0)
@@ -182,6 +200,9 @@ class OperandReader(wiring.Component):
 
         Of an FP32 number, the quantiser needs only the upper half, which is a BF16 number, and
         whether the lower half is zero. These are 17 bits per lane, one of which is zero for BF16.
+
+        Where a word of FP32 is to be rotated, both of its parts come rotated by as many elements.
+        What gets from one part to the other in the rotation of the whole is then exchanged.
         """
         tag = tags.payload
         pad = self.spec.scratchpad
@@ -215,14 +236,30 @@ class OperandReader(wiring.Component):
         if pad.parts > 1:
             with m.If(taken):
                 m.d.sync += part.eq(part + 1)
+        crosses = Signal(8)  # pairs of elements that get to the other half
+        ones = Const((1 << 8) - 1, 8)
+        m.d.comb += crosses.eq(~(ones << tag.turn[:3])[:8] ^ tag.turn[3].replicate(8))
+        first, second = self._halves(m, low, upper, crosses, "value")
+        first_more, second_more = self._halves(m, low_more, more, crosses, "more")
         value = Signal(16 * lanes)
         m.d.comb += [
-            value.eq(Mux(tag.fp32, Cat(low, upper), words.payload)),
+            value.eq(Mux(tag.fp32, Cat(first, second), words.payload)),
             out.payload.word.plane0.eq(
                 Cat(Mux(mask[k], value.word_select(k, 16), 0) for k in range(lanes))
             ),
-            out.payload.word.plane1.eq(Mux(tag.fp32, Cat(low_more, more) & mask, 0)),
+            out.payload.word.plane1.eq(Mux(tag.fp32, Cat(first_more, second_more) & mask, 0)),
         ]
+
+    def _halves(self, m, low, upper, crosses, name):
+        """Halves of a word of FP32, of which each eighth may be exchanged."""
+        if self.spec.scratchpad.parts > 1:
+            return low, upper
+        exchange = Signal(len(low), name=f"{name}_crosses")
+        m.d.comb += exchange.eq(Cat(each.replicate(len(low) // 8) for each in crosses))
+        return (
+            (low & ~exchange) | (upper & exchange),
+            (low & exchange) | (upper & ~exchange),
+        )
 
     def _leave(self, m, words):
         """Quantise blocks, and let the part of each that leaves go.
@@ -293,23 +330,28 @@ class OperandReader(wiring.Component):
             *(quantiser.i[lane].eq(words.payload.word.plane0[lane]) for lane in range(BLOCK)),
             quantiser.more.eq(words.payload.word.plane1),
         ]
+        # The block is still to be rotated. A vector of a part of it consists of some of its units.
+        unit = min(rows, TURN_LANES)
+        begin = words.payload.side * (rows // unit) - words.payload.turn * (TURN_LANES // unit)
         if rows == BLOCK:
-            m.d.comb += [
-                result.vector.data.eq(Cat(*quantiser.o)),
-                result.vector.code.eq(quantiser.code),
-            ]
-            return words.valid, stages
-        part = words.payload.side
+            begin = words.payload.turn
         for stage in range(BlockQuantiser.latency_cycles):
-            later = Signal((BLOCK // rows - 1).bit_length(), name=f"part{stage}", reset_less=True)
+            later = Signal(range(BLOCK // unit), name=f"begin{stage}", reset_less=True)
             with m.If(advance):
-                m.d.sync += later.eq(part)
-            part = later
-        selected = Signal(vector_layout(rows), reset_less=True)
-        m.d.comb += result.vector.eq(selected)
+                m.d.sync += later.eq(begin)
+            begin = later
+        if rows == BLOCK:
+            vector = rotated(m, Cat(*quantiser.o), begin, 8 * TURN_LANES, "vector_turn")
+            m.d.comb += [result.vector.data.eq(vector), result.vector.code.eq(quantiser.code)]
+            return words.valid, stages
+        units = [Cat(quantiser.o[k : k + unit]) for k in range(0, BLOCK, unit)]
+        chosen = Signal(vector_layout(rows), reset_less=True)
+        m.d.comb += result.vector.eq(chosen)
         with m.If(advance):
             m.d.sync += [
-                selected.data.eq(Cat(*quantiser.o).word_select(part, 8 * rows)),
-                selected.code.eq(quantiser.code),
+                chosen.data.eq(
+                    Cat(selected(begin, units[k:] + units[:k]) for k in range(rows // unit))
+                ),
+                chosen.code.eq(quantiser.code),
             ]
         return words.valid, stages

@@ -11,7 +11,7 @@ from fpgapipe.hw.hls_models.isa.instructions import (
 )
 from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec
 from fpgapipe.hw.rtl.arith.fp32 import Bf16Rounder
-from fpgapipe.hw.rtl.dma.scratchpad import GRANULES, WritePort
+from fpgapipe.hw.rtl.dma.scratchpad import GRANULES, WritePort, written
 from fpgapipe.hw.rtl.gemm.address import LoopNestCounter, LoopNestOffset
 from fpgapipe.hw.rtl.lib.layouts import layout_of
 
@@ -187,8 +187,10 @@ class ResultWriter(wiring.Component):
             # The bytes between are inside if both ends are: a part is shorter than a scratchpad.
             is_outside.eq(writes & (start[bits:].any() | stop[bits:].any())),
             self.write.valid.eq(has_skid | valid),
-            self.write.data.eq(Mux(has_skid, skid, word)),
-            self.write.mask.eq(Mux(has_skid, skid_mask, word_mask)),
+            self.write.data.eq(written(m, self.write.address, has_skid, [word, skid], "data")),
+            self.write.mask.eq(
+                written(m, self.write.address, has_skid, [word_mask, skid_mask], "mask")
+            ),
             self.write.address.eq(Mux(has_skid, skid_address, address)),
             leaves.eq(~valid | self.write.ready),
         ]

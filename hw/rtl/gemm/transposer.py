@@ -4,11 +4,13 @@ The transposer has ``size / 2`` memories for the even words of a square and as m
 words. A memory keeps pairs of lanes: lane ``2 * g`` and the next one are pair `g`. Pair `g` of word
 ``2 * v`` or ``2 * v + 1`` lies at address `v` of memory ``(g + v) % (size / 2)``.
 
-So a word has one pair in each memory of its kind, and it is rotated by `v` pairs before it is
-written. A column has one lane in each memory of both kinds. When column ``2 * g`` or the next one
-is read, every memory gives a pair, one lane of each pair is selected, and the lanes are rotated
-back by `g`. Memories of pairs instead of single lanes save the first stage of the rotation of
-words. The memories are block RAM and are mostly empty, because LUTs run out first.
+So a word has one pair in each memory of its kind, and must come rotated by `v` pairs: the
+scratchpad, which rotates all words that it reads, does this, too. A column has one lane in each
+memory of both kinds. When column ``2 * g`` or the next one is read, every memory gives a pair, one
+lane of each pair is selected, and the lanes are rotated back by `g`. The last stages of that are
+left to the component behind the quantiser, where a lane has half as many bits. Memories of pairs
+instead of single lanes save a stage. The memories are block RAM and are mostly empty, because LUTs
+run out first.
 """
 
 from amaranth.hdl import Cat, Module, Mux, Signal
@@ -17,7 +19,12 @@ from amaranth.lib.memory import Memory
 from amaranth.lib.wiring import In, Out
 
 from fpgapipe.hw.hls_models.model.transposer import TransposerSpec
-from fpgapipe.hw.rtl.lib.rotator import rotated
+
+_TURN_STAGES = 2
+"""Stages of the rotation of a column that the transposer has: steps of two and of four lanes."""
+
+TURN_LANES = 2 << _TURN_STAGES
+"""Lanes of a step of the rotation that is left."""
 
 
 def word_layout(spec: TransposerSpec):
@@ -41,13 +48,13 @@ def input_layout(spec: TransposerSpec):
 
 
 def output_layout(spec: TransposerSpec):
-    """Layout of an output word and of the data that leaves with it."""
+    """Layout of an output word and of the data that leaves with it.
+
+    The word is still to be rotated to the left by `turn` steps of `TURN_LANES` lanes.
+    """
+    turn_bits = 0 if spec.lanes else max(0, (spec.size // TURN_LANES).bit_length() - 1)
     return data.StructLayout(
-        {
-            "word": word_layout(spec),
-            "side": spec.side_bits,
-            "last": 1,
-        }
+        {"word": word_layout(spec), "side": spec.side_bits, "last": 1, "turn": turn_bits}
     )
 
 
@@ -74,10 +81,10 @@ class Transposer(wiring.Component):
     i : In(stream.Signature(input_layout(spec)))
         A word, its side data, a flag for the last word of an operand, a flag for a word of a
         square, and the number of columns that leave. All words of a square must come before any
-        other word.
+        other word. Word `w` of a square comes rotated to the left by ``w // 2`` pairs of lanes.
     o : Out(stream.Signature(output_layout(spec)))
-        Words and columns. The columns of a square have the side data of its last word, and the
-        last column has that word's ``last``.
+        Words and columns, and by how much they are still to be rotated. The columns of a square
+        have the side data of its last word, and the last column has that word's ``last``.
     """
 
     latency_cycles = 5
@@ -151,7 +158,7 @@ class Transposer(wiring.Component):
                             last[k].eq(i.payload.last),
                         ]
 
-        # A word is rotated in the first cycle and written to the memories in the second.
+        # A word comes in the first cycle and is written to the memories in the second.
         write_row = Signal(index_bits, reset_less=True)
         write = Signal(2)  # to the memories of even words, to those of odd words
         m.d.sync += write.eq(Cat(store & ~word[0], store & word[0]))
@@ -159,13 +166,13 @@ class Transposer(wiring.Component):
             m.d.sync += write_row.eq(Cat(word[1:], fill))
         writes = []
         for name, bits in planes:
-            plane = i.payload.word[name].as_value()
-            turn = rotated(m, plane, word[1:], 2 * bits, f"in_{name}_turn")
-            writes.append(Signal(len(plane), name=f"write_{name}", reset_less=True))
+            writes.append(Signal(size * bits, name=f"write_{name}", reset_less=True))
             with m.If(store):
-                m.d.sync += writes[-1].eq(turn)
+                m.d.sync += writes[-1].eq(i.payload.word[name].as_value())
 
-        # A column is read with an address for each memory, and is then rotated back.
+        # A column is read with an address for each memory, and is then rotated back. The lane of
+        # each pair is selected and rotated by the first stage in one cycle, and by the second stage
+        # in the next, which shares its LUTs with the choice of a word that bypasses.
         reads: list[list[Signal]] = [[], []]  # data of the memories of even and of odd words
         for pair in range(size // 2):
             row = Signal(index_bits - 1, name=f"row{pair}")
@@ -195,8 +202,6 @@ class Transposer(wiring.Component):
                 read_side.eq(Mux(drain, side[1], side[0])),
                 read_last.eq(Mux(drain, last[1], last[0]) & last_column),
             ]
-        # The lane of each pair is selected and rotated by the first stage in one cycle; the other
-        # stages follow in the next.
         back_later = Signal(max(index_bits - 2, 0), reset_less=True)
         later_side = Signal.like(read_side, name="later_side")
         later_last = Signal.like(read_last, name="later_last")
@@ -218,22 +223,26 @@ class Transposer(wiring.Component):
             m.d.comb += column_lanes.eq(Cat(lanes))
             with m.If(move & reading[0]):
                 m.d.sync += half_rotated.eq(_step(column_lanes, back[:1], 2 * bits))
-            turn = rotated(m, half_rotated, back_later[:-1], 4 * bits, f"out_{name}_turn")
-            turn = _step(turn, back_later[-1:], bits * size // 2)
-            m.d.comb += turned_back[name].as_value().eq(turn)
+            m.d.comb += (
+                turned_back[name].as_value().eq(_step(half_rotated, back_later[:1], 4 * bits))
+            )
+        turn_out = Signal(len(o.payload.turn), reset_less=True)
         side_out = Signal(spec.side_bits, reset_less=True)
         last_out = Signal(reset_less=True)
         m.d.comb += [
             o.payload.word.eq(words),
             o.payload.side.eq(side_out),
             o.payload.last.eq(last_out),
+            o.payload.turn.eq(turn_out),
         ]
         with m.If(move):
             m.d.sync += [o.valid.eq(reading[1] | passes), reading.eq(Cat(read, reading))]
             with m.If(reading[1]):
                 m.d.sync += [words.eq(turned_back)]
                 m.d.sync += [side_out.eq(later_side), last_out.eq(later_last)]
+                m.d.sync += turn_out.eq(back_later[1:])
             with m.Elif(passes):
                 m.d.sync += words.eq(i.payload.word)
                 m.d.sync += [side_out.eq(i.payload.side), last_out.eq(i.payload.last)]
+                m.d.sync += turn_out.eq(0)
         return m

@@ -11,7 +11,7 @@ from fpgapipe.hw.hls_models.numerics.mx import BLOCK_BYTES
 from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec
 from fpgapipe.hw.rtl.arith.fp32 import Bf16Rounder
 from fpgapipe.hw.rtl.arith.mx import HalfQuantiser
-from fpgapipe.hw.rtl.dma.scratchpad import GRANULES, WritePort
+from fpgapipe.hw.rtl.dma.scratchpad import GRANULES, WritePort, written
 from fpgapipe.hw.rtl.lib.layouts import layout_of
 from fpgapipe.hw.rtl.vector.vector_nest import Lanes, VectorNest, moving, reduced_loops
 
@@ -338,8 +338,8 @@ class VectorWriter(wiring.Component):
         leaves = Signal()
         m.d.comb += [
             self.write.valid.eq(has_skid | valid),
-            self.write.data.eq(Mux(has_skid, skid, word)),
-            self.write.mask.eq(Mux(has_skid, skid_mask, mask)),
+            self.write.data.eq(written(m, self.write.address, has_skid, [word, skid], "data")),
+            self.write.mask.eq(written(m, self.write.address, has_skid, [mask, skid_mask], "mask")),
             self.write.address.eq(Mux(has_skid, skid_address, address)),
             leaves.eq(~valid | self.write.ready),
         ]
