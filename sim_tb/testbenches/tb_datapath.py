@@ -11,7 +11,15 @@ from cocotb.triggers import ClockCycles, FallingEdge
 from numpy.typing import NDArray
 
 from fpgapipe.hw.hls_models.model.datapath import ACC_CYCLES, DatapathSpec
-from fpgapipe.sim_tb.drivers.stream import StreamDriver, StreamSink, cycle, parameters, reset, start
+from fpgapipe.sim_tb.drivers.stream import (
+    StreamDriver,
+    StreamSink,
+    cycle,
+    parameters,
+    reset,
+    start,
+    unpack,
+)
 
 # Ranges of the codes of exponents: sums around one, any, overflow, underflow, and codes about NaN.
 CODES = ((117, 137), (0, 254), (240, 254), (0, 14), (250, 255))
@@ -74,6 +82,22 @@ def cleared(spec: DatapathSpec) -> Product:
     return Product(spec.acc_depth, 1, 1, True, False, 0, 0, a, codes[: len(a)], b, codes[: len(b)])
 
 
+class ResultSink(StreamSink):
+    """Receives vectors of results, which are in one place of the payload or in the other."""
+
+    def __init__(self, dut: Any, cols: int, rng: random.Random | None) -> None:
+        self._cols = cols
+        super().__init__(dut, "o", rng, fields=[*[32] * 2 * cols, 1], signed=False)
+
+    def _seen(self) -> int:
+        payload, bits = super()._seen(), 32 * self._cols
+        is_aside = payload >> 2 * bits
+        return (payload >> bits if is_aside else payload) % (1 << bits)
+
+    def _word(self, seen: int) -> list[int]:
+        return unpack(seen, [32] * self._cols, signed=False)
+
+
 class Bench:
     """Drivers, sink and monitor of a datapath."""
 
@@ -84,7 +108,7 @@ class Bench:
         operand = [8] * (spec.rows + 1)
         self.a = StreamDriver(dut, "i_a", rng, fields=operand)
         self.b = StreamDriver(dut, "i_b", rng, fields=operand)
-        self.results = StreamSink(dut, "o", rng, fields=[32] * spec.cols, signed=False)
+        self.results = ResultSink(dut, spec.cols, rng)
         self.done_cycles: list[int] = []
         self.num_fed = 0
         self.num_waits = 0

@@ -71,7 +71,8 @@ class Bench:
         self.spec = ScratchpadSpec(**given["scratchpad"])
         self.rng = random.Random(cocotb.RANDOM_SEED)
         self.patterns = StreamDriver(dut, "i", rng)
-        self.results = StreamDriver(dut, "i_results", rng, fields=[32] * self.cols)
+        fields = [*[32] * 2 * self.cols, 1]  # results, those aside, and which of them count
+        self.results = StreamDriver(dut, "i_results", rng, fields=fields)
         self.pausing = rng
         self.writes: list[Write] = []
         self.cycles: list[int] = []
@@ -146,6 +147,15 @@ class Bench:
             if self.is_inside(pattern):
                 return pattern
 
+    def payloads(self, vectors: NDArray[np.uint32]) -> list[list[int]]:
+        """Vectors as the datapath gives them: in one place or, at random, in the other."""
+        found = []
+        for vector in vectors.tolist():
+            other = [self.rng.getrandbits(32) for _ in vector]
+            is_aside = self.rng.getrandbits(1)
+            found.append([*other, *vector, 1] if is_aside else [*vector, *other, 0])
+        return found
+
     def start_sending(
         self, patterns: Sequence[ResultPattern], vectors: Sequence[NDArray[np.uint32]]
     ) -> None:
@@ -156,7 +166,7 @@ class Bench:
         ]
         self.tasks += [
             cocotb.start_soon(self.patterns.send(words)),
-            cocotb.start_soon(self.results.send(np.concatenate(vectors).tolist())),
+            cocotb.start_soon(self.results.send(self.payloads(np.concatenate(vectors)))),
         ]
 
     async def check(self, patterns: Sequence[ResultPattern]) -> None:
@@ -215,7 +225,9 @@ async def loses_no_cycle(dut: Any) -> None:
         )
     )
     await ClockCycles(dut.clk, 5)
-    bench.tasks.append(cocotb.start_soon(bench.results.send(np.concatenate(vectors).tolist())))
+    bench.tasks.append(
+        cocotb.start_soon(bench.results.send(bench.payloads(np.concatenate(vectors))))
+    )
     while len(bench.done) < len(patterns):
         await RisingEdge(dut.clk)
     num_writes = sum(

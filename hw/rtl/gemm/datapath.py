@@ -261,6 +261,15 @@ class ShapeCounter(wiring.Component):
         return m
 
 
+def results_layout(cols):
+    """Layout of a vector's results: they are in `aside` or, unless `is_aside`, in `sums`.
+
+    The receiver chooses, since that takes no LUTs of its own where others are chosen, too.
+    """
+    vector = data.ArrayLayout(32, cols)
+    return data.StructLayout({"sums": vector, "aside": vector, "is_aside": 1})
+
+
 class GemmDatapath(wiring.Component):
     """Gateware of :class:`~fpgapipe.hw.hls_models.model.datapath.DatapathSpec`.
 
@@ -280,8 +289,8 @@ class GemmDatapath(wiring.Component):
         Shape of a product; the index is not used.
     i_a, i_b : In(stream.Signature(StructLayout({"data": ArrayLayout(signed(8), rows), "code": 8})))
         Vectors and columns of weights, with their codes.
-    o : Out(stream.Signature(ArrayLayout(32, cols)))
-        Results of a vector.
+    o : Out(stream.Signature(results_layout(cols)))
+        Results of a vector, as FP32.
     done : Out(1)
         High for one cycle for each product, in order, after its last vector was accumulated or its
         last result was taken.
@@ -305,7 +314,7 @@ class GemmDatapath(wiring.Component):
                 "i_shape": In(stream.Signature(shapes)),
                 "i_a": In(operand),
                 "i_b": In(operand),
-                "o": Out(stream.Signature(data.ArrayLayout(32, spec.cols))),
+                "o": Out(stream.Signature(results_layout(spec.cols))),
                 "done": Out(1),
                 "fed": Out(1),
                 "wait_a": Out(1),
@@ -442,7 +451,7 @@ class GemmDatapath(wiring.Component):
         m.d.comb += [
             result.eq(advance & finished & ~done.stores),
             self.o.valid.eq(has_skid | result),
-            self.o.payload.as_value().eq(Mux(has_skid, skid, values)),
+            self.o.payload.as_value().eq(Cat(values, skid, has_skid)),
             keep.eq(self.o.valid & ~self.o.ready),
         ]
         m.d.sync += has_skid.eq(keep)

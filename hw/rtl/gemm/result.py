@@ -13,7 +13,9 @@ from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec
 from fpgapipe.hw.rtl.arith.fp32 import Bf16Rounder
 from fpgapipe.hw.rtl.dma.scratchpad import GRANULES, WritePort, written
 from fpgapipe.hw.rtl.gemm.address import LoopNestCounter, LoopNestOffset
+from fpgapipe.hw.rtl.gemm.datapath import results_layout
 from fpgapipe.hw.rtl.lib.layouts import layout_of
+from fpgapipe.hw.rtl.lib.rotator import selected
 
 _DATA_BITS = 16 * GRANULES
 _ADDRESS_BITS, _U_BITS = COORDINATE_BITS["address"], COORDINATE_BITS["u"]
@@ -53,7 +55,7 @@ class ResultWriter(wiring.Component):
     -------
     i : In(stream.Signature(StructLayout({"index": 32, "body": layout_of(RESULT)})))
         The number of an instruction, and the pattern of its results.
-    i_results : In(stream.Signature(ArrayLayout(32, cols)))
+    i_results : In(stream.Signature(results_layout(cols)))
         FP32 vectors, in the order of the instructions and of their patterns.
     write : Out(WritePort(address_bits))
         Write port of the scratchpad.
@@ -82,7 +84,7 @@ class ResultWriter(wiring.Component):
         super().__init__(
             {
                 "i": In(stream.Signature(data.StructLayout({"index": 32, "body": body}))),
-                "i_results": In(stream.Signature(data.ArrayLayout(32, spec.cols))),
+                "i_results": In(stream.Signature(results_layout(spec.cols))),
                 "write": Out(WritePort(spec.scratchpad.address_bits)),
                 "halt": In(1),
                 "done": Out(1),
@@ -118,17 +120,23 @@ class ResultWriter(wiring.Component):
         ]
         with m.If(is_free):
             m.d.sync += tags.valid.eq(taken)
+        # The next vector, or what is left of this one, is one of four.
+        results = self.i_results.payload
+        number = Signal(2)
+        m.d.comb += number.eq(Cat(Mux(taken, results.is_aside, tags.fp32), taken))
+        parts = [vector[2 * _DATA_BITS :], vector[_DATA_BITS:]]
+        values = [*parts, results.sums.as_value(), results.aside.as_value()]
+        with m.If(taken | (moves & tags.valid)):
+            m.d.sync += vector.eq(selected(number, values))
         with m.If(taken):
             m.d.sync += [
                 *tags.take(position),
-                vector.eq(self.i_results.payload.as_value()),
                 left.eq(Mux(position.fp32, -(-cols // 16) - 1, -(-cols // 32) - 1)),
             ]
         if cols > 16:
             with m.Elif(moves & tags.valid):
                 m.d.sync += [
                     left.eq(left - 1),
-                    vector.eq(Mux(tags.fp32, vector[_DATA_BITS:], vector[2 * _DATA_BITS :])),
                     tags.address.eq(tags.address + 2 * GRANULES),
                     tags.first.eq(Mux(tags.first > part_cols, tags.first - part_cols, 0)),
                     tags.end.eq(Mux(tags.end > part_cols, tags.end - part_cols, 0)),
