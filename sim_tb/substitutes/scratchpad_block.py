@@ -110,7 +110,9 @@ def _body(ports: Ports, text: str) -> str | None:
                 "top": bits - 1,
                 "places": bits - 8,
                 "low": 6 if is_aligned else 1,
-                "turn": f"{port}__turn" if f" {port}__turn - " in text else "5'd0",
+                "turn": f"{port}__turn"
+                if f"reg [4:0] {kind[:-1]}{index}_turn1 " in text
+                else "5'd0",
                 "ready": f"~({' | '.join(earlier)})" if earlier else "1'b1",
             }
             parts.append((_PLACE + (_READ if kind == "reads" else _WRITE)).format(**values))

@@ -91,7 +91,7 @@ FAULTS = {
         "? read0_group0 : read0_group0",
         "matches_model",
     ),
-    "does not rotate": (r"= reads__0__turn - ", "= 5'h00 - ", "matches_model"),
+    "does not rotate": (r"read0_turn1 <= [^;]*;", "read0_turn1 <= 5'h00;", "matches_model"),
     "does not wait": (r"reads__1__ready = ~ [^;]*;", "reads__1__ready = 1'h1;", "matches_model"),
     "waits for the same bank": (
         r"(assign \S+  = )\S+  & \S+ ;(\s*assign \S+  = read1_uses1 & read0_uses1;)",

@@ -329,16 +329,17 @@ class Scratchpad(wiring.Component):
             sides = Signal(1 if place.aligned else granules, name=f"{name}_sides")
             m.d.comb += sides.eq(odd.replicate(len(sides)))
             if not place.aligned:
-                # The rotation back, for cycles 1, 2 and 3. It is 0 less the offset, plus the turn.
+                # The rotation back, for cycles 2 and 3, is 0 less the offset, plus the turn.
                 offset = Signal(offset_bits, name=f"{name}_offset1", reset_less=True)
                 back = [
-                    Signal(offset_bits, name=f"{name}_back{n}", reset_less=True) for n in (1, 2, 3)
+                    Signal(offset_bits, name=f"{name}_back{n}", reset_less=True) for n in (2, 3)
                 ]
-                turn = port.turn if index in self.spec.turned_reads else 0
-                m.d.sync += [
-                    offset.eq(place.offset),
-                    Cat(back).eq(Cat((turn - place.offset)[:offset_bits], back)),
-                ]
+                m.d.sync += offset.eq(place.offset)
+                turn = Const(0, offset_bits)
+                if index in self.spec.turned_reads:
+                    turn = Signal(offset_bits, name=f"{name}_turn1", reset_less=True)
+                    m.d.sync += turn.eq(port.turn)
+                m.d.sync += Cat(back).eq(Cat((turn - offset)[:offset_bits], back))
                 m.d.comb += sides.eq(odd.replicate(granules) ^ _below(offset, granules))
             words = [words.read_data for pair in memories for words in pair]
             # The memory that each granule comes from, or that all of them come from if aligned:
@@ -372,11 +373,11 @@ class Scratchpad(wiring.Component):
                     m.d.sync += group.eq(groups[0])
                 word = selected(group, kept)
             else:
-                word, amount = kept[0], back[2]
+                word, amount = kept[0], back[1]
                 if len(kept) > 1:
                     choice = TurningChoice(TurningChoiceSpec(8 * size, lane_bits, len(kept)))
                     m.submodules[f"{name}_choice"] = choice
-                    turns = back[1][-1]
+                    turns = back[0][-1]
                     numbers = [
                         Signal.like(group, name=f"{name}_number{lane}", reset_less=True)
                         for lane, group in enumerate(groups)
