@@ -351,6 +351,14 @@ class Registers(wiring.Component):
         with m.Switch(address), m.Case(*numbers):
             m.d.comb += is_known.eq(1)
         shown = {number: values[register.name] for number, register in numbers.items()}
+        uppers = {
+            number: wide[register.name.removesuffix("_LO")][DATA_BITS:]
+            for number, register in numbers.items()
+            if register.kind in (Kind.COUNTER_LO, Kind.STATUS_LO)
+        }
+        is_lower = Signal()
+        with m.Switch(address), m.Case(*uppers):
+            m.d.comb += is_lower.eq(1)
         with m.If(has_address):
             m.d.sync += [
                 has_address.eq(0),
@@ -360,10 +368,8 @@ class Registers(wiring.Component):
             ]
             with m.If(~is_known):
                 m.d.sync += self.s_axil_rdata.eq(0)
-            for number, register in numbers.items():
-                if register.kind in (Kind.COUNTER_LO, Kind.STATUS_LO):
-                    with m.If(address == number):
-                        m.d.sync += upper.eq(wide[register.name.removesuffix("_LO")][DATA_BITS:])
+            with m.If(is_lower):
+                m.d.sync += upper.eq(_of_number(address, uppers))
 
 
 def _of_number(number, values):
