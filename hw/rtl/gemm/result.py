@@ -190,12 +190,17 @@ class ResultWriter(wiring.Component):
         skid_mask = Signal(GRANULES, name="aside_mask", reset_less=True)
         skid_address = Signal(bits, name="aside_address", reset_less=True)
         skid_last = Signal(reset_less=True)
+        if 32 * cols > _DATA_BITS // 2:
+            leaving = written(m, self.write.address, has_skid, [word, skid], "data")
+        else:
+            # Both halves may have what belongs to one of them, since the mask says which one.
+            leaving = Mux(has_skid, skid, word)[: _DATA_BITS // 2].replicate(2)
         leaves = Signal()
         m.d.comb += [
             # The bytes between are inside if both ends are: a part is shorter than a scratchpad.
             is_outside.eq(writes & (start[bits:].any() | stop[bits:].any())),
             self.write.valid.eq(has_skid | valid),
-            self.write.data.eq(written(m, self.write.address, has_skid, [word, skid], "data")),
+            self.write.data.eq(leaving),
             self.write.mask.eq(
                 written(m, self.write.address, has_skid, [word_mask, skid_mask], "mask")
             ),
