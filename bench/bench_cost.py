@@ -8,8 +8,9 @@ import json
 import time
 
 from fpgapipe.boards.library import load_board
-from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec, VectorSpec
+from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec, ScratchpadSpec, VectorSpec
 from fpgapipe.hw.hls_models.spec.node import NodeSpec
+from fpgapipe.hw.hls_models.spec.systolic import Form
 from fpgapipe.network.zoo import built_in
 from fpgapipe.partition.cost.cost import (
     CostModel,
@@ -48,6 +49,18 @@ def training_step() -> dict[str, int]:
     return {key: sum(getattr(each, key) for each in parts) for key in keys}
 
 
+def fewer_lanes() -> dict[str, float]:
+    """Cycles of a training step of ResNet-50 on packed 32x64 cells, with 16 lanes and with 8."""
+    found: dict[str, float] = {}
+    for lanes, functions in ((16, 4), (8, 2)):
+        pad, vector = ScratchpadSpec(4, 1 << 18), VectorSpec(lanes, functions)
+        core = CoreSpec(32, 64, scratchpad=pad, vector=vector, form=Form.PACKED)
+        costs = layer_costs(built_in("resnet50", 8), NodeSpec(core, 3e8, 44.3, 100))
+        parts = [p for c in costs for p in (c.forward, c.input_gradient, c.weight_gradient)]
+        found[f"lanes_{lanes}"] = sum(each.cycles for each in parts)
+    return found | {"ratio": round(found["lanes_8"] / found["lanes_16"], 4)}
+
+
 def seconds(network: str) -> dict[str, float]:
     """Seconds to cost a network: for a first core, and for the next one."""
     graph, device = built_in(network), load_board("u280").device_spec()
@@ -75,6 +88,7 @@ def main() -> None:
                 "bench": "cost",
                 "resnet50_convolutions_32x32": convolutions(),
                 "resnet50_training_32x32": training_step(),
+                "resnet50_training_32x64_by_lanes": fewer_lanes(),
                 "resnet50": seconds("resnet50"),
                 "resnet152": seconds("resnet152"),
                 "u280_candidates": [[each.core.rows, each.core.cols] for each in nodes],
