@@ -89,43 +89,43 @@ def test_other_parts_have_no_packed_cells(kind):
 COUNTED = {
     "4x4": (
         CoreSpec(4, 4, 1, 64, ScratchpadSpec(2, 4096), 16),
-        Resources(37554, 36325, 32.0, 0, 16),
+        Resources(33001, 36366, 32.0, 0, 16),
     ),
     "8x8": (
         CoreSpec(8, 8, 1, 512, ScratchpadSpec(2, 32768), 32),
-        Resources(39029, 39720, 68.0, 0, 64),
+        Resources(34474, 39761, 68.0, 0, 64),
     ),
     "8x16": (
         CoreSpec(8, 16, 1, 256, ScratchpadSpec(2, 16384), 64),
-        Resources(44593, 48220, 71.5, 0, 128),
+        Resources(40031, 48261, 71.5, 0, 128),
     ),
     "16x16": (
         CoreSpec(16, 16, 1, 1024, ScratchpadSpec(4, 65536), 64),
-        Resources(52589, 58360, 110.5, 0, 256),
+        Resources(48018, 58401, 110.5, 0, 256),
     ),
     "32x32": (
         CoreSpec(32, 32, 1, 1024, ScratchpadSpec(4, 262144), 64),
-        Resources(80192, 114854, 316.5, 0, 1024),
+        Resources(75627, 114895, 316.5, 0, 1024),
     ),
     "two of 4x4": (
         CoreSpec(4, 4, 2, 64, ScratchpadSpec(2, 4096), 16),
-        Resources(65493, 59942, 64.0, 0, 32),
+        Resources(55598, 60014, 64.0, 0, 32),
     ),
     "4x4, 4 lanes": (
         CoreSpec(4, 4, 1, 64, ScratchpadSpec(2, 4096), 16, vector=VectorSpec(4, 2)),
-        Resources(64957, 64117, 38.5, 0, 46),
+        Resources(57968, 62873, 38.5, 0, 46),
     ),
     "8x8, 8 lanes": (
         CoreSpec(8, 8, 1, 512, ScratchpadSpec(2, 32768), 32, vector=VectorSpec(8, 2)),
-        Resources(74787, 76946, 76.5, 0, 110),
+        Resources(67758, 75702, 76.5, 0, 110),
     ),
     "16x16, 16 lanes": (
         CoreSpec(16, 16, 1, 1024, ScratchpadSpec(4, 65536), 64, vector=VectorSpec(16, 4)),
-        Resources(108359, 117908, 118.5, 0, 348),
+        Resources(101723, 117944, 118.5, 0, 348),
     ),
     "two of 4x4, 2 lanes": (
         CoreSpec(4, 4, 2, 64, ScratchpadSpec(2, 4096), 16, vector=VectorSpec(2, 1)),
-        Resources(89084, 82220, 67.5, 0, 47),
+        Resources(77827, 81017, 67.5, 0, 47),
     ),
 }
 
@@ -160,6 +160,16 @@ WHOLE = {
         CoreSpec(4, 8, 2, 1024, ScratchpadSpec(4, 1 << 14), 16, counters=False),
         "DSP48E2",
         Resources(73297, 66303, 143.0, 0, 64),
+    ),
+    "32x64, packed, 8 lanes": (
+        CoreSpec(
+            *(32, 64, 1, 512, ScratchpadSpec(4, 1 << 16), 64),
+            vector=VectorSpec(8, 2),
+            form=Form.PACKED,
+            counters=False,
+        ),
+        "DSP48E2",
+        Resources(104168, 113330, 133.0, 0, 1070),
     ),
     "4x4, small": (
         CoreSpec(
@@ -225,8 +235,9 @@ def test_memories():
 
 
 def test_a_column_more_is_a_column_more():
-    wide, narrow = core_resources(placed(16, 17)), core_resources(placed(16, 16))
-    column = column_resources(placed(16, 16))
+    """Beyond 32 columns, which a result writer rounds at once."""
+    wide, narrow = core_resources(placed(16, 41)), core_resources(placed(16, 40))
+    column = column_resources(placed(16, 40))
     assert wide.dsp - narrow.dsp == column.dsp
     assert wide.lut - narrow.lut == pytest.approx(column.lut, rel=0.05)
 
@@ -234,10 +245,10 @@ def test_a_column_more_is_a_column_more():
 @pytest.mark.parametrize(
     ("lanes", "function_lanes", "counted"),
     [  # sums of lanes, ways, reader, writer, random numbers and function units, counted one by one
-        (2, 1, Resources(13391, 15392, 3.5, 0, 15)),
-        (4, 2, Resources(18511, 20947, 6.5, 0, 30)),
-        (8, 2, Resources(26843, 30363, 8.5, 0, 46)),
-        (16, 4, Resources(45668, 51515, 8, 0, 92)),
+        (2, 1, Resources(12838, 14108, 3.5, 0, 15)),
+        (4, 2, Resources(17946, 19663, 6.5, 0, 30)),
+        (8, 2, Resources(26262, 29079, 8.5, 0, 46)),
+        (16, 4, Resources(45451, 51511, 8, 0, 92)),
     ],
 )
 def test_vector_engines(lanes, function_lanes, counted):
@@ -250,8 +261,8 @@ def test_vector_engines(lanes, function_lanes, counted):
 @pytest.mark.parametrize(
     ("lanes", "lut", "ff"),
     [  # what reader and writer are larger by with MXINT8
-        (2, 3862 - 3208 + 3880 - 1745, 3576 - 3516 + 3176 - 2619),
-        (16, 5998 - 3464 + 3946 - 2008, 4760 - 4420 + 3397 - 2840),
+        (2, 3692 - 3062 + 3739 - 1691, 3544 - 3484 + 3160 - 2603),
+        (16, 5829 - 3282 + 3819 - 1954, 4728 - 4388 + 3381 - 2824),
     ],
 )
 def test_blocks_of_vectors(lanes, lut, ff):
@@ -263,13 +274,13 @@ def test_blocks_of_vectors(lanes, lut, ff):
 @pytest.mark.parametrize(
     ("banks", "bank_bytes", "engines", "lut", "ff"),
     [  # each counted as a whole
-        (2, 4096, 1, 10289, 6487),
-        (2, 4096, 2, 16874, 9322),
-        (2, 4096, 3, 24601, 12157),
-        (2, 32768, 1, 8263, 4469),
-        (2, 32768, 2, 14871, 7322),
-        (4, 65536, 1, 12735, 6165),
-        (4, 65536, 2, 20530, 10188),
+        (2, 4096, 1, 10254, 6496),
+        (2, 4096, 2, 15764, 9330),
+        (2, 4096, 3, 23487, 12174),
+        (2, 32768, 1, 8232, 4478),
+        (2, 32768, 2, 13743, 7330),
+        (4, 65536, 1, 12690, 6174),
+        (4, 65536, 2, 19433, 10196),
     ],
 )
 def test_scratchpads(banks, bank_bytes, engines, lut, ff):
@@ -282,8 +293,8 @@ def test_scratchpads(banks, bank_bytes, engines, lut, ff):
     ("banks", "engines", "port_bytes", "lut", "ff", "bram36"),
     [  # banks of 16 KiB, each counted as a whole
         (2, 1, 8, 1234, 1151, 8),
-        (2, 2, 8, 2036, 1593, 8),
-        (2, 2, 16, 3509, 2404, 8),
+        (2, 2, 8, 1893, 1591, 8),
+        (2, 2, 16, 3500, 2402, 8),
         (4, 2, 16, 5071, 3142, 16),
         (2, 2, 32, 7299, 4035, 16),
     ],
@@ -299,9 +310,9 @@ def test_scratchpads_with_narrow_ports(banks, engines, port_bytes, lut, ff, bram
 @pytest.mark.parametrize(
     ("rows", "port_bytes", "lut", "ff", "bram36"),
     [  # sums of transposer, quantiser and reader, without the address generator
-        (4, 8, 326 + 241 + 311, 206 + 225 + 280, 2),
-        (4, 16, 1012 + 381 + 422, 340 + 232 + 377, 4),
-        (16, 16, 1012 + 803 + 518, 340 + 844 + 473, 4),
+        (4, 8, 327 + 225 + 310, 206 + 225 + 286, 2),
+        (4, 16, 1012 + 366 + 421, 340 + 232 + 382, 4),
+        (16, 16, 1012 + 734 + 517, 340 + 844 + 478, 4),
     ],
 )
 def test_narrow_readers(rows, port_bytes, lut, ff, bram36):
@@ -316,7 +327,7 @@ def test_yosys_still_counts_the_same():
     command = [sys.executable, str(BENCH), "--only", "4x4", "--blocks", "quantiser", "datapath"]
     text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     blocks = json.loads(text)["blocks"]
-    assert blocks["quantiser"]["resources"]["lut"] == pytest.approx(2094, rel=0.05)
+    assert blocks["quantiser"]["resources"]["lut"] == pytest.approx(1949, rel=0.05)
     assert blocks["datapath 4_4_64"]["resources"]["dsp"] == 16
     model = blocks_of(CoreSpec(4, 4, 1, 64))
     expected = model["arrays"] + model["accumulators"]
@@ -355,15 +366,15 @@ def test_links_are_counted():
     alone, found = total_of(spec), total_of(linked)
     # Link, send, receive, shared ports of reads and writes, arbiters of writers and readers,
     # sequencer, registers, clock.
-    lut = 7 + 5088 + 3276 + 2434 + 37 + 575 + 695
-    lut += (195 - 191) + (4180 - 2839) + (2674 - 1154)
-    ff = 45 + 4654 + 3656 + 3111 + 4 + 4 + 104
-    ff += (184 - 182) + (7450 - 5981) + (2285 - 1352)
+    lut = 7 + 4825 + 3246 + 2409 + 37 + 575 + 695
+    lut += (195 - 191) + (4180 - 2839) + (2027 - 771)
+    ff = 45 + 4654 + 3643 + 3102 + 4 + 4 + 104
+    ff += (184 - 182) + (7450 - 5981) + (2285 - 1356)
     assert found.lut - alone.lut == pytest.approx(lut, rel=0.02)
     assert found.ff - alone.ff == pytest.approx(ff, rel=0.02)
     assert found.bram36 - alone.bram36 == 29.5 + 7.5
     wide = links((LinkEngineSpec(64),), 64)
-    assert wide.lut - links((LinkEngineSpec(),), 64).lut == pytest.approx(8402 - 5088, rel=0.01)
+    assert wide.lut - links((LinkEngineSpec(),), 64).lut == pytest.approx(6920 - 4825, rel=0.01)
     assert wide.ff - links((LinkEngineSpec(),), 64).ff == pytest.approx(7052 - 4654, rel=0.01)
     assert set(blocks_of(linked)) - set(blocks_of(spec)) == {"links"}
 

@@ -112,9 +112,9 @@ COEFFICIENTS = {
             "16x32, within 10 %)",
         ),
         Coefficient(
-            "accumulator", "column", 367, 371, 0, 0, "counted",
+            "accumulator", "column", 335, 371, 0, 0, "counted",
             _COUNTED + "sum to FP32 1 LUT and 39 FF, plus 6 LUT and 3 FF a bit of the sum; FP32 "
-            "adder 318 and 238; exponent 9 and 11; codes, old value and aside 39 and 83. Without "
+            "adder 318 and 238; exponent 9 and 11; codes, old value and aside 7 and 83. Without "
             "its memory",
         ),
         Coefficient(
@@ -123,41 +123,42 @@ COEFFICIENTS = {
             "line of what goes along with vectors",
         ),
         Coefficient(
-            "transposer", "operand", 3054, 1707, 16, 0, "counted",
-            _COUNTED + "544 bits, of which a LUT for each two stages of multiplexers: in four, out "
-            "five and one for words that are not transposed; 32 memories of 32 x 34 bits",
+            "transposer", "operand", 1427, 1709, 16, 0, "counted",
+            _COUNTED + "544 bits, of which a LUT for each two stages of multiplexers: three, and "
+            "one for words that are not transposed; 32 memories of 32 x 34 bits",
         ),
         Coefficient(
-            "quantiser", "operand", 2094, 1392, 0, 0, "counted",
+            "quantiser", "operand", 1949, 1392, 0, 0, "counted",
             _COUNTED + "a block of 32 elements, however many rows the array has",
         ),
         Coefficient(
-            "address generator", "operand", 1658, 1838, 0, 0, "counted",
+            "address generator", "operand", 1325, 1838, 0, 0, "counted",
             _COUNTED + "three loop nests of three loops",
         ),
         Coefficient(
-            "operand reader", "operand", 1134, 935, 0, 0, "counted",
+            "operand reader", "operand", 1200, 950, 0, 0, "counted",
             _COUNTED + "16 words that wait in LUTs (312 LUT), masks, halves of FP32 words; without "
             "transposer, quantiser and address generator",
         ),
         Coefficient(
-            "operand row", "row of an operand", 10.5, 16.4, 0, 0, "counted",
-            _COUNTED + "the part of a block that leaves, and a vector put aside; 4 and 16 rows",
+            "operand row", "row of an operand", 13.4, 16.4, 0, 0, "counted",
+            _COUNTED + "the part of a block that leaves, in its order, and a vector put aside; 4, "
+            "16 and 32 rows",
         ),
         Coefficient(
-            "narrow reader of 4", "operand in parts of 4 elements", 706, 475, 2, 0, "counted",
-            _COUNTED + "transposer 326 LUT and 206 FF, quantiser, reader; without rows",
+            "narrow reader of 4", "operand in parts of 4 elements", 707, 481, 2, 0, "counted",
+            _COUNTED + "transposer 327 LUT and 206 FF, quantiser, reader; without rows",
         ),
         Coefficient(
-            "narrow reader of 8", "operand in parts of 8 elements", 1643, 713, 4, 0, "counted",
+            "narrow reader of 8", "operand in parts of 8 elements", 1644, 718, 4, 0, "counted",
             _COUNTED + "transposer 1,012 LUT and 340 FF, quantiser, reader; without rows",
         ),
         Coefficient(
-            "narrow reader of 16", "operand in parts of 16 elements", 3387, 1180, 8, 0, "derived",
+            "narrow reader of 16", "operand in parts of 16 elements", 3388, 1185, 8, 0, "derived",
             "as that of parts of 8, of which twice as many bits are rotated by a step more",
         ),
         Coefficient(
-            "narrow reader row", "row of an operand in parts", 43, 59, 0, 0, "counted",
+            "narrow reader row", "row of an operand in parts", 38.7, 59, 0, 0, "counted",
             _COUNTED + "an element that is quantised and put aside; 4 and 16 rows",
         ),
         Coefficient(
@@ -169,24 +170,28 @@ COEFFICIENTS = {
             _COUNTED + "what the reader has less of: words that wait, parts chosen from them",
         ),
         Coefficient(
-            "counter", "counter", 46, 0, 0, 0, "counted",
+            "counter", "counter", 34, 0, 0, 0, "counted",
             _COUNTED + "registers with 21 counters of 64 bits and with 6",
         ),
         Coefficient(
-            "result writer", "engine", 793, 1052, 0, 0, "counted",
-            _COUNTED + "two loop nests, tags of three stages; 4, 16 and 32 columns",
+            "result writer", "engine", 670, 1052, 0, 0, "counted",
+            _COUNTED + "two loop nests, tags of three stages; 4 to 64 columns",
         ),
         Coefficient(
-            "result word", "column up to 16", 0, 100, 0, 0, "counted",
+            "result word", "column up to 16", 33.3, 100, 0, 0, "counted",
             _COUNTED + "64 bytes in three registers, as far as there are columns of FP32",
         ),
         Coefficient(
-            "result lane", "column", 71.6, 48.7, 0, 0, "counted",
-            _COUNTED + "rounding to BF16 19 LUT and 16 FF, the rest a vector that leaves in parts",
+            "result part", "column up to 32", 38, 16.6, 0, 0, "counted",
+            _COUNTED + "rounding to BF16 19 LUT and 16 FF, and a part of the vector in either form",
         ),
         Coefficient(
-            "scratchpad turned write", "port that is not aligned", 1120, 0, 0, 0, "counted",
-            _COUNTED + "512 bits turned by four of five stages, and their mask by five",
+            "result lane", "column", 32.7, 32.1, 0, 0, "counted",
+            _COUNTED + "a vector that leaves in parts, or that comes next",
+        ),
+        Coefficient(
+            "scratchpad turned write", "port that is not aligned", 1088, 0, 0, 0, "counted",
+            _COUNTED + "512 bits and their mask turned by four stages",
         ),
         Coefficient(
             "scratchpad port", "port", 93, 0, 0, 0, "counted",
@@ -233,11 +238,11 @@ COEFFICIENTS = {
             "any of them",
         ),
         Coefficient(
-            "registers", "core", 926, 0, 0, 0, "counted",
+            "registers", "core", 600, 0, 0, 0, "counted",
             _COUNTED + "counters of 64 bits. Flip-flops follow from the structure",
         ),
         Coefficient(
-            "engine control", "engine", 725, 596, 0, 0, "counted",
+            "engine control", "engine", 668, 596, 0, 0, "counted",
             _COUNTED + "its counters, descriptors that wait between blocks (452 LUT, and all "
             "flip-flops here): one engine and two",
         ),
@@ -252,17 +257,17 @@ COEFFICIENTS = {
             "on their way through the function units; 32 bits of reader and writer. Without sums",
         ),
         Coefficient(
-            "vector ways", "vector engine", 5160, 6120, 0, 0, "counted",
-            _COUNTED + "reader 3,200 LUT (635 of them 16 words each of X and Y) and 3,340 FF; "
-            "writer 1,710 and 2,570; what goes along with beats. Addresses have 13 to 20 bits",
+            "vector ways", "vector engine", 4950, 6080, 0, 0, "counted",
+            _COUNTED + "reader 3,050 LUT (635 of them 16 words each of X and Y) and 3,310 FF; "
+            "writer 1,650 and 2,550; what goes along with beats. Addresses have 13 to 20 bits",
         ),
         Coefficient(
-            "vector blocks", "vector engine with MXINT8", 2549, 577, 0, 0, "counted",
-            _COUNTED + "a quantiser of 16 elements 1,209 LUT and 418 FF; masks, where blocks go, "
+            "vector blocks", "vector engine with MXINT8", 2430, 577, 0, 0, "counted",
+            _COUNTED + "a quantiser of 16 elements 1,138 LUT and 418 FF; masks, where blocks go, "
             "34 of 64 bytes that are one or the other, bytes chosen from words",
         ),
         Coefficient(
-            "vector block lane", "lane with MXINT8", 120, 20, 0, 0, "counted",
+            "vector block lane", "lane with MXINT8", 124, 20, 0, 0, "counted",
             _COUNTED + "an element of X and one of Y, 54 LUT and 10 FF each; 2 and 16 lanes",
         ),
         Coefficient(
@@ -270,22 +275,26 @@ COEFFICIENTS = {
             _COUNTED + "Threefry, a stage a round",
         ),
         Coefficient(
+            "shared random numbers", "vector engine of fewer than 16 lanes", 2710, 2482, 0, 0,
+            "counted", _COUNTED + "Threefry, a stage for two rounds",
+        ),
+        Coefficient(
             "function unit", "function lane", 1157, 855, 2, 7, "counted",
             _COUNTED + "tables of 1,024 rows; 855 FF beside those in DSPs",
         ),
         Coefficient(
-            "vector control", "vector engine", 1797, 339, 0, 0, "counted",
-            _COUNTED + "what registers (1,358 LUT) grow by; constants 429 LUT, and all flip-flops "
+            "vector control", "vector engine", 990, 339, 0, 0, "counted",
+            _COUNTED + "what registers (560 LUT) grow by; constants 429 LUT, and all flip-flops "
             "here",
         ),
         Coefficient(
-            "link end", "link", 3984, 3854, 0, 0, "counted",
+            "link end", "link", 4127, 3854, 0, 0, "counted",
             _COUNTED + "of slots 16, 16 and 4: sessions, window and replay, tables of slots, three "
             "output queues of 8 words in LUTs; without its memories of frames. The MAC or Aurora "
             "core is the board's shell",
         ),
         Coefficient(
-            "link byte", "byte of width", 69, 50, 0, 0, "counted",
+            "link byte", "byte of width", 43.6, 50, 0, 0, "counted",
             _COUNTED + "CRC-32 both ways, beats; at least 16 bytes: 16 and 64",
         ),
         Coefficient(
@@ -293,8 +302,8 @@ COEFFICIENTS = {
             _COUNTED + "sessions, 1,642 LUT; three buffers of 32 words in LUTs, 888",
         ),
         Coefficient(
-            "packets", "link", 5710, 6767, 0, 0, "counted",
-            _COUNTED + "send engine 3,276 LUT and 3,656 FF, receive engine 2,434 and 3,111, of "
+            "packets", "link", 5655, 6745, 0, 0, "counted",
+            _COUNTED + "send engine 3,246 LUT and 3,643 FF, receive engine 2,409 and 3,102, of "
             "which 32 words lie in LUTs; without the memory of 256 words to send. A bus of 64",
         ),
         Coefficient(
@@ -303,7 +312,7 @@ COEFFICIENTS = {
             "that are written 575 and 580 LUT, reads 37 and 43, with one link and with two",
         ),
         Coefficient(
-            "narrow link", "link whose words pass in parts", 3770, 5168, 0, 0, "counted",
+            "narrow link", "link whose words pass in parts", 3872, 5168, 0, 0, "counted",
             _COUNTED + "of 4 bytes: end 1,777 LUT and 2,165 FF, send engine 1,148 and 1,681, "
             "receive engine 1,121 and 1,522, less the bytes of width",
         ),
@@ -313,8 +322,8 @@ COEFFICIENTS = {
             "and 256 LUT for a bus of 16, 4 and 32 bytes",
         ),
         Coefficient(
-            "packet control", "link", 1531, 47, 0, 0, "counted",
-            _COUNTED + "what registers (1,520 LUT) grow by, the arbiter of readers, and the count "
+            "packet control", "link", 1240, 47, 0, 0, "counted",
+            _COUNTED + "what registers (1,230 LUT) grow by, the arbiter of readers, and the count "
             "of a clock (7 LUT, 45 FF). One link",
         ),
         Coefficient(
@@ -451,7 +460,8 @@ def vector_engine(
     """
     found = COEFFICIENTS["vector ways"].resources
     if random:
-        found += COEFFICIENTS["random numbers"].resources
+        shared = "shared " if lanes < LANES else ""
+        found += COEFFICIENTS[f"{shared}random numbers"].resources
     if port_bytes < WORD_BYTES and not mx:
         found += COEFFICIENTS["narrow vector ways"].resources
     for block in ("vector lane", "vector lane ways"):

@@ -113,6 +113,7 @@ def fixed_blocks(placed: CoreOnPart) -> dict[str, Resources]:
     pad, vector, engines = core.scratchpad, core.vector, core.num_engines
     writer = COEFFICIENTS["result writer"].resources
     writer += COEFFICIENTS["result word"].resources * min(core.cols, 16)
+    writer += COEFFICIENTS["result part"].resources * min(core.cols, 32)
     num_ports = engines + (vector is not None)
     logic = {
         "operand readers": core_counts.operand_reader(core.rows, pad.port_bytes) * (2 * engines),

@@ -59,7 +59,7 @@ def scratchpad_registers(banks: int, bank_bytes: int, num_engines: int, port_byt
     found = (read + 3 * offset_bits + granules * source) * 2 * num_engines
     found += read + source + 2 * part_bits + bits * (parts - 1)
     write = place + bits + part_bits
-    found += (write + 2 * granules + 1) * num_engines + write + granules
+    found += (write + 2 * granules) * num_engines + write + granules
     return found + 1  # an access waits
 
 
@@ -87,10 +87,8 @@ def scratchpad_logic(
 
     Every GEMM or vector engine has two read ports and one write port for any even address; loads
     and stores have one port each, for whole words. A read port chooses among words and rotates (see
-    `_scratchpad_read`). A write port rotates 64 bytes, and each memory selects among the writers.
-    With two writers, one LUT does the last step of the rotation together with the selection between
-    them. With more, the last step takes a LUT per bit for each engine that writes, and the
-    selection has one input and one select signal for each writer.
+    `_scratchpad_read`). A write port rotates 64 bytes, but for the step that its client does, and
+    each memory selects among the writers, with an input for each and a signal for each but one.
 
     With words of fewer than 64 bytes, see `narrow_scratchpad`.
     """
@@ -99,11 +97,7 @@ def scratchpad_logic(
         return narrow_scratchpad(banks, num_engines, port_bytes) + registers
     reads, writers = 2 * num_engines + 1, num_engines + 1
     turned, aligned = _scratchpad_read(banks, port_bytes)
-    choices = 0
-    if writers > 2:
-        choices += writers - 1 + 2 * banks * math.ceil((2 * writers - 2) / 5)
-    else:
-        choices += 2 * banks
+    choices = 2 * banks * math.ceil((2 * writers - 2) / 5)
     return (
         Resources(lut=turned * 2 * num_engines + aligned)
         + COEFFICIENTS["scratchpad turned write"].resources * num_engines
