@@ -79,13 +79,13 @@ def check_stages(best, graph):
 
 
 def test_a_schedule_whose_engines_do_not_fit_is_left_out():
-    """A kv260 has room for a core of one engine, not of two."""
-    asked = request(chain(1, "kv260"), schedules=("1f1b-as", "fbp-as"), num_microbatches=2)
+    """An arty-a7-100t has room for a core of one engine, not of two."""
+    asked = request(chain(1, "arty-a7-100t"), schedules=("1f1b-as", "fbp-as"), num_microbatches=2)
     found = explore(asked)
     assert found.best.kind == "1f1b-as"
     (why,) = found.refused
-    assert why.startswith("fbp-as: no core fits kv260: lut: needs ")
-    with pytest.raises(PlanError, match=r"^no core fits kv260: lut: needs "):
+    assert why.startswith("fbp-as: no core fits arty-a7-100t: lut: needs ")
+    with pytest.raises(PlanError, match=r"^no core fits arty-a7-100t: lut: needs "):
         explore(dataclasses.replace(asked, schedules=("fbp-as",)))
 
 
