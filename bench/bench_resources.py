@@ -257,7 +257,7 @@ def blocks(spec: CoreSpec) -> dict[str, Block]:
     engines, bits = spec.num_engines, spec.scratchpad.address_bits
     clients = engines + int(spec.vector is not None)
     bus = f"{spec.bus_bytes}_{spec.outstanding}_{bits}"
-    memory = f"{spec.scratchpad.banks}_{spec.scratchpad.bank_bytes}_{clients}"
+    memory = f"{spec.scratchpad.banks}_{spec.scratchpad.bank_bytes}_{clients}_{engines}"
     if narrow := spec.scratchpad.parts > 1:
         memory += f"_{spec.scratchpad.port_bytes}"
     queues = f"{engines}_with_vector" if spec.vector else f"{engines}"

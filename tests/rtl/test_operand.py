@@ -22,7 +22,7 @@ CORE = CoreSpec(8, 4, scratchpad=ScratchpadSpec(2, 4096))
 
 
 @pytest.mark.sim
-@pytest.mark.parametrize("rows", [4, 32])
+@pytest.mark.parametrize("rows", [4, 16, 32])
 def test_gateware_matches_model(rows, tmp_path):
     spec = dataclasses.replace(CORE, rows=rows)
     assert simulate(OperandReader(spec), "tb_operand", tmp_path).tests == TESTS

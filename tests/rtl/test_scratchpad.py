@@ -32,6 +32,14 @@ def parameters(spec):
             (3, 2, frozenset({1}), frozenset({3})),
             "scratchpad aligned_reads must be in 0..2, not 3",
         ),
+        (
+            (3, 2, frozenset(), frozenset(), frozenset(), frozenset({-1})),
+            "scratchpad turned_reads must be in 0..2, not -1",
+        ),
+        (
+            (3, 2, frozenset(), frozenset({2}), frozenset(), frozenset({2})),
+            "scratchpad turned_reads must be ports of 64 bytes for any address, not 2",
+        ),
     ],
 )
 def test_refuses_ports(arguments, message):

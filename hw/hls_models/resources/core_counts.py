@@ -16,6 +16,7 @@ from fpgapipe.hw.hls_models.isa.instructions import WORD_BYTES
 from fpgapipe.hw.hls_models.isa.vector_fields import COUNTER_BITS
 from fpgapipe.hw.hls_models.isa.vector_op import LANES, MAX_SUMS
 from fpgapipe.hw.hls_models.model.link_dma import most_send_words
+from fpgapipe.hw.hls_models.numerics.mx import MX_BLOCK
 from fpgapipe.hw.hls_models.spec.interleave import BUFFERED_WORDS
 from fpgapipe.hw.hls_models.spec.link import LinkEngineSpec
 from fpgapipe.hw.hls_models.spec.on_chip import LinkEndSpec, OnChipSpec
@@ -418,6 +419,8 @@ def operand_reader(rows: int, port_bytes: int = WORD_BYTES) -> Resources:
     found = COEFFICIENTS["operand row"].resources * rows
     for block in ("transposer", "quantiser", "address generator", "operand reader"):
         found += COEFFICIENTS[block].resources
+    if rows == MX_BLOCK:
+        found += Resources(ff=-8 * (rows + 1))  # no part of a block is chosen and kept
     return found
 
 

@@ -120,7 +120,11 @@ def fixed_blocks(placed: CoreOnPart) -> dict[str, Resources]:
         "accumulators": COEFFICIENTS["datapath"].resources * engines,
         "result writers": writer * engines,
         "scratchpad": scratchpad_counts.scratchpad_logic(
-            pad.banks, pad.bank_bytes, num_ports, pad.port_bytes
+            pad.banks,
+            pad.bank_bytes,
+            num_ports,
+            pad.port_bytes,
+            turned_reads=2 * engines if pad.parts == 1 else 0,
         )
         + (_scratchpad_memory(pad) if _pad_in_luts(pad) else Resources()),
         "transfers": core_counts.transfers(core.bus_bytes, core.memory_ports),

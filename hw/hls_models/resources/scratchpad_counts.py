@@ -40,7 +40,9 @@ def _scratchpad_read(banks: int, port_bytes: int) -> tuple[float, float]:
     return bits * turned + 5 * granules, bits * (groups + math.ceil(groups / 4))
 
 
-def scratchpad_registers(banks: int, bank_bytes: int, num_engines: int, port_bytes: int) -> int:
+def scratchpad_registers(
+    banks: int, bank_bytes: int, num_engines: int, port_bytes: int, turned_reads: int = 0
+) -> int:
     """Flip-flops between the ports of a scratchpad and its memories (derived).
 
     Each port keeps a word on its way, and for every memory whether it uses it and which row. A
@@ -48,7 +50,7 @@ def scratchpad_registers(banks: int, bank_bytes: int, num_engines: int, port_byt
     from which it comes, where there are more than two banks in two steps; a write port keeps a mask
     for the even words and one for the odd. Ports for whole words, which loads and stores have, keep
     these once for all granules. Where words are narrow, whoever writes and stores count parts, and
-    stores join them to 64 bytes.
+    stores join them to 64 bytes. Some read ports keep by how much their data are rotated.
     """
     bits, granules, parts = 8 * port_bytes, port_bytes // 2, WORD_BYTES // port_bytes
     rows, bank_bits = bank_bytes // (2 * port_bytes), (banks - 1).bit_length()
@@ -60,14 +62,14 @@ def scratchpad_registers(banks: int, bank_bytes: int, num_engines: int, port_byt
     found += read + source + 2 * part_bits + bits * (parts - 1)
     write = place + bits + part_bits
     found += (write + 2 * granules) * num_engines + write + granules
-    return found + 1  # an access waits
+    return found + turned_reads * offset_bits + 1  # an access waits
 
 
 def narrow_scratchpad(banks: int, num_engines: int, port_bytes: int) -> Resources:
     """LUTs between the ports of a scratchpad and memories of narrow words.
 
     Engines read a word at a time, stores join words to 64 bytes, and all who write split 64 bytes
-    into words.
+    into words. A stage of a write's rotation shares LUTs with the choice of a word.
     """
     reads, writers, bits = 2 * num_engines, num_engines + 1, 8 * port_bytes
     parts = WORD_BYTES // port_bytes
@@ -81,7 +83,12 @@ def narrow_scratchpad(banks: int, num_engines: int, port_bytes: int) -> Resource
 
 
 def scratchpad_logic(
-    banks: int, bank_bytes: int, num_engines: int, port_bytes: int = WORD_BYTES
+    banks: int,
+    bank_bytes: int,
+    num_engines: int,
+    port_bytes: int = WORD_BYTES,
+    *,
+    turned_reads: int = 0,
 ) -> Resources:
     """Resources of the logic between the ports of the scratchpad and its memories.
 
@@ -92,7 +99,8 @@ def scratchpad_logic(
 
     With words of fewer than 64 bytes, see `narrow_scratchpad`.
     """
-    registers = Resources(ff=scratchpad_registers(banks, bank_bytes, num_engines, port_bytes))
+    kept = scratchpad_registers(banks, bank_bytes, num_engines, port_bytes, turned_reads)
+    registers = Resources(ff=kept)
     if port_bytes < WORD_BYTES:
         return narrow_scratchpad(banks, num_engines, port_bytes) + registers
     reads, writers = 2 * num_engines + 1, num_engines + 1

@@ -324,7 +324,7 @@ class Registers(wiring.Component):
                     with m.Case(register.offset >> 2):
                         m.d.sync += self.s_axil_bresp.eq(OKAY)
                         if register.kind is Kind.STORED:
-                            # Each byte has an enable of its own; a choice for each bit takes a LUT.
+                            # Each byte has an enable; a choice for each bit would take a LUT.
                             new = data & register.writable
                             for low, strobed in enumerate(strobe):
                                 byte = slice(8 * low, 8 * low + 8)
@@ -384,7 +384,7 @@ def _of_number(number, values):
         groups.setdefault(key >> 2, {})[key & 3] = value
     chosen = {}
     for key, group in groups.items():
-        # What does not exist is replaced by what differs from it in one bit of the number.
+        # What does not exist is replaced by what differs from it in as few bits as may be.
         candidates = [[k, k ^ 2, k ^ 1, k ^ 3] for k in range(4)]
         filled = [next(group[k] for k in each if k in group) for each in candidates]
         chosen[key] = selected(number[:2], [_padded(value) for value in filled])

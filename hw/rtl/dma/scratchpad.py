@@ -176,12 +176,18 @@ class ScratchpadPorts:
                 raise ValueError(
                     f"scratchpad {name} must be at least 1, not {getattr(self, name)!r}"
                 )
-        for kind, number in (("reads", self.num_reads), ("writes", self.num_writes)):
-            for port in getattr(self, f"aligned_{kind}"):
+        for kind, number in (
+            *(("aligned_reads", self.num_reads), ("aligned_writes", self.num_writes)),
+            *(("narrow_reads", self.num_reads), ("turned_reads", self.num_reads)),
+        ):
+            for port in getattr(self, kind):
                 if not 0 <= port < number:
-                    raise ValueError(
-                        f"scratchpad aligned_{kind} must be in 0..{number - 1}, not {port!r}"
-                    )
+                    raise ValueError(f"scratchpad {kind} must be in 0..{number - 1}, not {port!r}")
+        for port in self.turned_reads:
+            if port in self.aligned_reads or self.memory.port_bytes < WORD_BYTES:
+                raise ValueError(
+                    f"scratchpad turned_reads must be ports of 64 bytes for any address, not {port}"
+                )
 
 
 def _rows_of(spec):
@@ -215,8 +221,9 @@ class _Parts:
         with m.If(accept):
             m.d.sync += number.eq(number + 1)
         if not reads:
-            # The halves may be exchanged.
-            place = number ^ (port.address[_HALF.bit_length()] << (len(number) - 1))
+            place = number
+            if not aligned:  # the halves may be exchanged
+                place = number ^ (port.address[_HALF.bit_length()] << (len(number) - 1))
             self.data = port.data.word_select(place, bits)
             self.mask = port.mask.word_select(place, bits // GRANULE_BITS)
             return

@@ -209,7 +209,8 @@ class LoopNestOffset(wiring.Component):
     jumps : In({"address": 32, "y": 16, "u": 24}).array(3)
         Changes of address and coordinates when each loop steps.
     start, o : In, Out
-        Address and coordinates at the first position, without a checkpoint, and at the present one.
+        Address and coordinates at the first position, which a nest with a checkpoint ignores, and
+        at the present one.
     """
 
     def __init__(self, *, has_checkpoint=False):

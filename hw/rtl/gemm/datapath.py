@@ -264,7 +264,8 @@ class ShapeCounter(wiring.Component):
 def results_layout(cols):
     """Layout of a vector's results: they are in `aside` or, unless `is_aside`, in `sums`.
 
-    The receiver chooses, since that takes no LUTs of its own where others are chosen, too.
+    While a vector waits, it moves from `sums` to `aside`. The receiver chooses, since that takes
+    no LUTs of its own where it chooses among others, too.
     """
     vector = data.ArrayLayout(32, cols)
     return data.StructLayout({"sums": vector, "aside": vector, "is_aside": 1})

@@ -332,9 +332,10 @@ class OperandReader(wiring.Component):
         ]
         # The block is still to be rotated. A vector of a part of it consists of some of its units.
         unit = min(rows, TURN_LANES)
-        begin = words.payload.side * (rows // unit) - words.payload.turn * (TURN_LANES // unit)
         if rows == BLOCK:
             begin = words.payload.turn
+        else:
+            begin = words.payload.side * (rows // unit) - words.payload.turn * (TURN_LANES // unit)
         for stage in range(BlockQuantiser.latency_cycles):
             later = Signal(range(BLOCK // unit), name=f"begin{stage}", reset_less=True)
             with m.If(advance):

@@ -9,8 +9,8 @@ scratchpad, which rotates all words that it reads, does this, too. A column has 
 memory of both kinds. When column ``2 * g`` or the next one is read, every memory gives a pair, one
 lane of each pair is selected, and the lanes are rotated back by `g`. The last stages of that are
 left to the component behind the quantiser, where a lane has half as many bits. Memories of pairs
-instead of single lanes save a stage. The memories are block RAM and are mostly empty, because LUTs
-run out first.
+instead of single lanes save a stage of that rotation. The memories are block RAM and are mostly
+empty, because LUTs run out first.
 """
 
 from amaranth.hdl import Cat, Module, Mux, Signal

@@ -30,7 +30,8 @@ MULTIPLES = ((274, (0, 11, 19, 75, 93)), (185, (0, 19, 20, 46, 54, 93)))
 """Multiples of the polynomial with few terms: the degree, and the exponents of the other terms.
 
 By such a multiple, the first bits of a beat are added to a few later ones each, which leaves fewer
-bits for the parities. They were found by looking for equal sums of two or three powers.
+bits for the parities. They were found by looking for equal sums of two or three powers, where one
+sum also has the first and the last term.
 """
 
 

@@ -309,18 +309,18 @@ class VectorWriter(wiring.Component):
                 m.d.sync += held.eq(tag)
             tag = held
 
-        written = Signal(place_layout(self.spec.scratchpad.address_bits))
+        leaving = Signal(place_layout(self.spec.scratchpad.address_bits))
         block = Cat(lower, quantiser.o, quantiser.code, Const(0, 8))
         address_bits = len(place.address) - 1
-        m.d.comb += written.eq(place)
+        m.d.comb += leaving.eq(place)
         with m.If(is_block):
             m.d.comb += [
-                written.address.eq(Cat(Const(0, 1), tag[:address_bits])),
-                written.mask.eq(tag[address_bits].replicate(BLOCK_BYTES // 2)),
-                Cat(written.outside, written.is_last).eq(tag[address_bits + 1 :]),
+                leaving.address.eq(Cat(Const(0, 1), tag[:address_bits])),
+                leaving.mask.eq(tag[address_bits].replicate(BLOCK_BYTES // 2)),
+                Cat(leaving.outside, leaving.is_last).eq(tag[address_bits + 1 :]),
             ]
         vector = Cat(Mux(is_block, block, vector[:_BLOCK_BITS]), vector[_BLOCK_BITS:])
-        return written, vector, Mux(is_block, quantiser.advance & valid[-1], enters)
+        return leaving, vector, Mux(is_block, quantiser.advance & valid[-1], enters)
 
     def _write(self, m, place, vector, goes, has_skid, failed, is_open):
         """Write a vector; one that still waits when the next one comes goes to the skid buffer."""
