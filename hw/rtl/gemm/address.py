@@ -174,20 +174,20 @@ class LoopNestCounter(wiring.Component):
             m.d.sync += [once[k].eq(self.counts[k] == 0) for k in loops]
         for k in loops:
             # A loop begins anew when all loops do, or when a loop outside it steps. Otherwise it
-            # has one iteration less; the choice shares its LUTs with the addition of 0 or -1.
+            # has one iteration less. Without a checkpoint, the choice shares its LUTs with the
+            # addition of 0 or -1; with one, it is known too late in the cycle for that.
             begins = Signal(name=f"begins{k}")
             m.d.comb += begins.eq(new | jump[k + 1 :].any())
             first_left = Mux(self.take, take_left[k], begin[k])
+            if self._has_checkpoint:
+                following = Mux(begins, first_left, left[k] - 1)
+            else:
+                following = (~begins).replicate(16) + Mux(begins, first_left, left[k])
+            first_done = Mux(self.take, take_left[k] == 0, begin_once[k])
             with m.If(self.advance & (begins | jump[k])):
                 m.d.sync += [
-                    left[k].eq((~begins).replicate(16) + Mux(begins, first_left, left[k])),
-                    done[k].eq(
-                        Mux(
-                            begins,
-                            Mux(self.take, take_left[k] == 0, begin_once[k]),
-                            left[k] == 1,
-                        )
-                    ),
+                    left[k].eq(following),
+                    done[k].eq(Mux(begins, first_done, left[k] == 1)),
                 ]
         return m
 
