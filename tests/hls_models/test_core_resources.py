@@ -89,43 +89,43 @@ def test_other_parts_have_no_packed_cells(kind):
 COUNTED = {
     "4x4": (
         CoreSpec(4, 4, 1, 64, ScratchpadSpec(2, 4096), 16),
-        Resources(33001, 36366, 32.0, 0, 16),
+        Resources(33131, 36366, 32.0, 0, 16),
     ),
     "8x8": (
         CoreSpec(8, 8, 1, 512, ScratchpadSpec(2, 32768), 32),
-        Resources(34474, 39761, 68.0, 0, 64),
+        Resources(34604, 39761, 68.0, 0, 64),
     ),
     "8x16": (
         CoreSpec(8, 16, 1, 256, ScratchpadSpec(2, 16384), 64),
-        Resources(40031, 48261, 71.5, 0, 128),
+        Resources(40161, 48261, 71.5, 0, 128),
     ),
     "16x16": (
         CoreSpec(16, 16, 1, 1024, ScratchpadSpec(4, 65536), 64),
-        Resources(48018, 58401, 110.5, 0, 256),
+        Resources(48148, 58401, 110.5, 0, 256),
     ),
     "32x32": (
         CoreSpec(32, 32, 1, 1024, ScratchpadSpec(4, 262144), 64),
-        Resources(75627, 114895, 316.5, 0, 1024),
+        Resources(75757, 114895, 316.5, 0, 1024),
     ),
     "two of 4x4": (
         CoreSpec(4, 4, 2, 64, ScratchpadSpec(2, 4096), 16),
-        Resources(55598, 60014, 64.0, 0, 32),
+        Resources(55858, 60014, 64.0, 0, 32),
     ),
     "4x4, 4 lanes": (
         CoreSpec(4, 4, 1, 64, ScratchpadSpec(2, 4096), 16, vector=VectorSpec(4, 2)),
-        Resources(57968, 62873, 38.5, 0, 46),
+        Resources(58098, 62873, 38.5, 0, 46),
     ),
     "8x8, 8 lanes": (
         CoreSpec(8, 8, 1, 512, ScratchpadSpec(2, 32768), 32, vector=VectorSpec(8, 2)),
-        Resources(67758, 75702, 76.5, 0, 110),
+        Resources(67888, 75702, 76.5, 0, 110),
     ),
     "16x16, 16 lanes": (
         CoreSpec(16, 16, 1, 1024, ScratchpadSpec(4, 65536), 64, vector=VectorSpec(16, 4)),
-        Resources(101723, 117944, 118.5, 0, 348),
+        Resources(101853, 117944, 118.5, 0, 348),
     ),
     "two of 4x4, 2 lanes": (
         CoreSpec(4, 4, 2, 64, ScratchpadSpec(2, 4096), 16, vector=VectorSpec(2, 1)),
-        Resources(77827, 81017, 67.5, 0, 47),
+        Resources(78087, 81017, 67.5, 0, 47),
     ),
 }
 
@@ -139,12 +139,13 @@ def total_of(spec):
     return sum(blocks_of(spec).values(), Resources())
 
 
-# Whole cores, by bench/bench_whole_cores.py, with the kinds of their DSPs.
+# Whole cores, by bench/bench_whole_cores.py, with the kinds of their DSPs. They were counted before
+# an address generator took 65 LUTs more, for the sake of the clock.
 WHOLE = {
     "4x4": (
         CoreSpec(4, 4, 1, 64, ScratchpadSpec(2, 4096), 4),
         "DSP48E2",
-        Resources(37667, 36297, 32.0, 0, 16),
+        Resources(33270, 36338, 32.0, 0, 16),
     ),
     "4x4, 4 lanes": (
         CoreSpec(4, 4, 1, 64, ScratchpadSpec(2, 4096), 16, vector=VectorSpec(4, 2)),
@@ -178,7 +179,7 @@ WHOLE = {
             counters=False,
         ),
         "DSP48E1",
-        Resources(25409, 33363, 24.5, 0, 29),
+        Resources(23403, 33365, 24.5, 0, 29),
     ),
 }
 

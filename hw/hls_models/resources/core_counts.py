@@ -133,7 +133,7 @@ COEFFICIENTS = {
             _COUNTED + "a block of 32 elements, however many rows the array has",
         ),
         Coefficient(
-            "address generator", "operand", 1325, 1838, 0, 0, "counted",
+            "address generator", "operand", 1390, 1838, 0, 0, "counted",
             _COUNTED + "three loop nests of three loops",
         ),
         Coefficient(
