@@ -147,21 +147,6 @@ WHOLE = {
         "DSP48E2",
         Resources(33270, 36338, 32.0, 0, 16),
     ),
-    "4x4, 4 lanes": (
-        CoreSpec(4, 4, 1, 64, ScratchpadSpec(2, 4096), 16, vector=VectorSpec(4, 2)),
-        "DSP48E2",
-        Resources(65021, 64113, 38.5, 0, 46),
-    ),
-    "8x8, two links": (
-        CoreSpec(8, 8, 1, 512, ScratchpadSpec(2, 1 << 15), 32, links=(LinkEngineSpec(),) * 2),
-        "DSP48E2",
-        Resources(68672, 67900, 142.0, 0, 64),
-    ),
-    "two of 4x8": (
-        CoreSpec(4, 8, 2, 1024, ScratchpadSpec(4, 1 << 14), 16, counters=False),
-        "DSP48E2",
-        Resources(73297, 66303, 143.0, 0, 64),
-    ),
     "32x64, packed, 8 lanes": (
         CoreSpec(
             *(32, 64, 1, 512, ScratchpadSpec(4, 1 << 16), 64),
