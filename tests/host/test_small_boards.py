@@ -36,7 +36,7 @@ def test_a_core_with_a_link_fits_ulx3s(cli, tmp_path):
     core, other = build.plan.cores
     assert core == other
     assert [(link.port_bytes, link.phy_bytes) for link in core.links] == [(4, 4)]
-    assert (core.rows, core.cols, core.scratchpad.banks) == (8, 2, 4)
+    assert (core.rows, core.cols, core.scratchpad.banks) == (8, 4, 2)
     for found in build.resources:
         assert all(found["used"][name] <= limit for name, limit in found["limits"].items())
 
