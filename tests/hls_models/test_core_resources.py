@@ -147,6 +147,11 @@ WHOLE = {
         "DSP48E2",
         Resources(33270, 36338, 32.0, 0, 16),
     ),
+    "8x8, two links": (
+        CoreSpec(8, 8, 1, 512, ScratchpadSpec(2, 1 << 15), 32, links=(LinkEngineSpec(),) * 2),
+        "DSP48E2",
+        Resources(63074, 67941, 142.0, 0, 64),
+    ),
     "32x64, packed, 8 lanes": (
         CoreSpec(
             *(32, 64, 1, 512, ScratchpadSpec(4, 1 << 16), 64),
