@@ -23,7 +23,7 @@ def test_equals_zlib(beat_bytes):
     """Frames of random bits, of single bits, of all ones and of zeros, with pauses and stalls."""
     crc, rng = FrameCrc(beat_bytes), random.Random(beat_bytes)
     bits = 8 * beat_bytes
-    # Of the last beat, what is in front of the CRC counts.
+    # In the last beat, only what is in front of the CRC counts.
     counted = min(bits - CRC_BITS, TRAILER_BODY_BITS) // 8
     beats = [rng.getrandbits(bits) for _ in range(40)] + [1 << place for place in range(bits)]
     beats += [(1 << bits) - 1, 0, 0]
