@@ -12,8 +12,8 @@ from fpgapipe.hw.rtl.gemm.packed import BIAS, SUM_BITS, packed_dsp
 MOST = 127
 """Largest absolute value of an operand."""
 
-_INSIDE = {"A2": 27, "D": 27, "AD": 27, "B2": 18, "M": 45}
-"""Widths of the DSP's registers, bits."""
+_INSIDE = {"A2": 27, "D": 27, "AD": 27, "B2": 18, "M": 64}
+"""Widths of the registers of the DSP's model, bits."""
 
 _OPERAND, _PRODUCT, _FIELD = signed(8), signed(16), signed(FIELD_BITS)
 

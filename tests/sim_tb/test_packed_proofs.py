@@ -19,7 +19,7 @@ def test_proves(is_first, tmp_path):
 FAULTS = {
     "no double buffer": ("if (CEA2) a2 <=", "if (CEAD) a2 <=", "A2 is the next left weight"),
     "active too soon": ("if (CEAD) ad <=", "ad <=", "AD has both active weights"),
-    "no cascade": ("OPMODE[4] ? PCIN : 48'd0", "48'd0", "the lower field is"),
+    "no cascade": ("OPMODE[4] ? {16'd0, PCIN}", "1'b0 ? {16'd0, PCIN}", "the lower field is"),
     "two products": ("if (CEP)", "", "the lower field is"),
 }
 

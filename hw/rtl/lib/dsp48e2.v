@@ -20,7 +20,7 @@ module DSP48E2 #(
   input RSTINMODE, input RSTM, input RSTP
 `ifdef FORMAL
   , output [26:0] FORMAL_A2, output [26:0] FORMAL_D, output [26:0] FORMAL_AD,
-  output [17:0] FORMAL_B2, output [44:0] FORMAL_M
+  output [17:0] FORMAL_B2, output [63:0] FORMAL_M
 `endif
 );
   localparam MODE = AMULTSEL == "AD" && BMULTSEL == "B" && PREADDINSEL == "A" &&
@@ -30,8 +30,9 @@ module DSP48E2 #(
 
   reg signed [26:0] a2 = 0, d = 0, ad = 0;
   reg signed [17:0] b2 = 0;
-  reg signed [44:0] m = 0;
-  reg [47:0] p = 0;
+  // The product has 45 bits and P has 48. A simulator need not cut them off words of 64.
+  reg signed [63:0] m = 0;
+  reg signed [63:0] p = 0;
   assign P = p;
   assign PCOUT = p;
 
@@ -41,7 +42,7 @@ module DSP48E2 #(
     if (CEAD) ad <= d + a2;
     if (CEB2) b2 <= B;
     if (CEM) m <= ad * b2;
-    if (CEP) p <= (OPMODE[8] ? RND : 48'd0) + (OPMODE[4] ? PCIN : 48'd0) + {{3{m[44]}}, m};
+    if (CEP) p <= (OPMODE[8] ? {16'd0, RND} : 64'd0) + (OPMODE[4] ? {16'd0, PCIN} : 64'd0) + m;
   end
 `ifdef FORMAL
   assign FORMAL_A2 = a2;
@@ -51,10 +52,9 @@ module DSP48E2 #(
   assign FORMAL_M = m;
 `else
   initial if (!MODE) $fatal(1, "this mode of a DSP48E2 is not modelled");
-  // The fields of a sum hold products of -127..127 only.
-  always @(posedge CLK) begin
-    if (CEA2 && A[7:0] == 8'h80 || CED && D[26:19] == 8'h80 || CEB2 && B[7:0] == 8'h80)
-      $fatal(1, "-128 enters a packed cell");
-  end
+  // The fields of a sum hold products of -127..127 only. Operands are looked at in their registers,
+  // where a simulator has them at hand.
+  wire bad = (a2 == -27'sd128) | (d == (-27'sd128 <<< 19)) | (b2 == -18'sd128);
+  always @(posedge CLK) if (bad) $fatal(1, "-128 enters a packed cell");
 `endif
 endmodule
