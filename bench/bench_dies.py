@@ -1,0 +1,77 @@
+"""How large a core each die of a board holds, with one node a die and with two, by the model.
+
+Prints one JSON object: for each board, number of nodes a die, size of the array and die, the first
+of the planner's savings with which the node fits, what that takes and what there is; or, with all
+savings, what is too much. Nodes of a board are joined by on-chip links and have two memory ports
+each, or as many as wires across the dies allow.
+"""
+
+import argparse
+import json
+from dataclasses import asdict
+from typing import Any
+
+from fpgapipe.boards.cluster import chain_of
+from fpgapipe.boards.library import load_board
+from fpgapipe.hw.hls_models.resources.core_resources import core_resources
+from fpgapipe.hw.hls_models.spec.device import DeviceSpec
+from fpgapipe.partition.cost.cores import core_fits, core_of, on_part, usable_savings
+
+BOARDS = ("u280", "u55c")
+SIZES = ((32, 32), (32, 64), (32, 128))
+A_DIE = (1, 2)
+
+
+def held(device: DeviceSpec, rows: int, cols: int) -> dict[str, Any]:
+    """The first core with an array of this size that fits a node, or what the last one lacks."""
+    links = sum(port.count for port in device.ports)
+    none, large, _ = usable_savings(device, None, 1, links, random=True)
+    for savings in (none, *large):
+        core = core_of(device, rows, cols, num_links=links, savings=savings).core
+        lacks = core_fits(device, core)
+        if not lacks:
+            break
+    vector = core.vector
+    assert vector is not None
+    return {
+        "fits": not lacks,
+        "lacks": [str(each) for each in lacks],
+        "form": str(core.form),
+        "lanes": vector.lanes,
+        "function_lanes": vector.function_lanes,
+        "counters": core.counters,
+        "links": links,
+        "memory_ports": core.memory_ports,
+        "takes": asdict(core_resources(on_part(device, core))),
+        "may_take": {
+            name: getattr(device, name) for name in ("lut", "ff", "bram36", "uram", "dsp")
+        },
+    }
+
+
+def measure(name: str) -> dict[str, Any]:
+    """All sizes on a board, die by die."""
+    board = load_board(name)
+    dies = len(board.fabric.dies)
+    found: dict[str, Any] = {}
+    for number in A_DIE:
+        nodes = chain_of(board, 1, number * dies).nodes
+        found[f"{number} a die"] = {
+            f"{rows}x{cols}": {
+                f"{node.die} {at}": held(node.spec, rows, cols) for at, node in enumerate(nodes)
+            }
+            for rows, cols in SIZES
+        }
+    return found
+
+
+def main() -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--boards", nargs="+", default=BOARDS)
+    given = parser.parse_args()
+    print(json.dumps({"bench": "dies", **{name: measure(name) for name in given.boards}}, indent=2))
+
+
+if __name__ == "__main__":
+    main()
