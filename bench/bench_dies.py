@@ -3,13 +3,17 @@
 Prints one JSON object: for each board, number of nodes a die, size of the array and die, the first
 of the planner's savings with which the node fits, what that takes and what there is; or, with all
 savings, what is too much. Nodes of a board are joined by on-chip links and have two memory ports
-each, or as many as wires across the dies allow.
+each, or as many as wires across the dies allow. ``-o docs/figures/dies.json`` writes to the file of
+docs/cost-model.md, too.
 """
 
 import argparse
 import json
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
+
+from figure import write_figure
 
 from fpgapipe.boards.cluster import chain_of
 from fpgapipe.boards.library import load_board
@@ -20,6 +24,11 @@ from fpgapipe.partition.cost.cores import core_fits, core_of, on_part, usable_sa
 BOARDS = ("u280", "u55c")
 SIZES = ((32, 32), (32, 64), (32, 128))
 A_DIE = (1, 2)
+
+NOTE = (
+    "By the resource model, for each die and node of it: the first core that fits, or the last one "
+    "that does not, and what it lacks."
+)
 
 
 def held(device: DeviceSpec, rows: int, cols: int) -> dict[str, Any]:
@@ -36,12 +45,14 @@ def held(device: DeviceSpec, rows: int, cols: int) -> dict[str, Any]:
     return {
         "fits": not lacks,
         "lacks": [str(each) for each in lacks],
-        "form": str(core.form),
-        "lanes": vector.lanes,
-        "function_lanes": vector.function_lanes,
-        "counters": core.counters,
-        "links": links,
-        "memory_ports": core.memory_ports,
+        "core": {
+            "form": str(core.form),
+            "lanes": vector.lanes,
+            "function_lanes": vector.function_lanes,
+            "counters": core.counters,
+            "links": links,
+            "memory_ports": core.memory_ports,
+        },
         "takes": asdict(core_resources(on_part(device, core))),
         "may_take": {
             name: getattr(device, name) for name in ("lut", "ff", "bram36", "uram", "dsp")
@@ -69,8 +80,12 @@ def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--boards", nargs="+", default=BOARDS)
+    parser.add_argument("-o", "--output", type=Path, help="file of figures")
     given = parser.parse_args()
-    print(json.dumps({"bench": "dies", **{name: measure(name) for name in given.boards}}, indent=2))
+    found = {name: measure(name) for name in given.boards}
+    print(json.dumps({"bench": "dies", **found}, indent=2))
+    if given.output:
+        write_figure(given.output, "bench/bench_dies.py", NOTE, found)
 
 
 if __name__ == "__main__":
