@@ -170,6 +170,15 @@ WHOLE = {
         "DSP48E2",
         Resources(101639, 107839, 159.0, 0, 174),
     ),
+    "32x32, packed": (
+        CoreSpec(
+            *(32, 32, 1, 512, ScratchpadSpec(4, 1 << 16), 64),
+            vector=VectorSpec(16, 4),
+            form=Form.PACKED,
+        ),
+        "DSP48E2",
+        Resources(106804, 116018, 118.5, 0, 604),
+    ),
     "8x8, two links": (
         CoreSpec(8, 8, 1, 512, ScratchpadSpec(2, 1 << 15), 32, links=(LinkEngineSpec(),) * 2),
         "DSP48E2",
