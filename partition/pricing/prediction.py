@@ -63,7 +63,7 @@ class PipelineTiming:
     memories : tuple of MemorySpec
         Memory of each device.
     wires : tuple of WireTiming
-        Cables: for each device but the last, the one to the next device.
+        The wires of the pipeline's placement.
     lanes : sequence of sequence of Task, optional
         Tasks of each device for all micro-batches, if its program has those of a few that
         :mod:`fpgapipe.partition.pricing.few_tasks` chooses: every task takes as long as the one of
@@ -84,14 +84,14 @@ class PipelineTiming:
         lanes: Sequence[Sequence[Task]] | None = None,
     ) -> PipelineTiming:
         """Make the predictions; a single memory or wire is used for all devices or cables."""
-        count = len(pipeline.parts)
+        sizes = len(pipeline.parts), len(pipeline.placement.wires)
         memory, wires = memory or MemorySpec(), wires or WireTiming()
-        memories = (memory,) * count if isinstance(memory, MemorySpec) else tuple(memory)
-        cables = (wires,) * (count - 1) if isinstance(wires, WireTiming) else tuple(wires)
-        if (len(memories), len(cables)) != (count, count - 1):
+        memories = (memory,) * sizes[0] if isinstance(memory, MemorySpec) else tuple(memory)
+        cables = (wires,) * sizes[1] if isinstance(wires, WireTiming) else tuple(wires)
+        if (len(memories), len(cables)) != sizes:
             raise UserError(
-                f"a pipeline of {count} devices has {count} memories and {count - 1} wires, not "
-                f"{len(memories)} and {len(cables)}"
+                f"a pipeline of {sizes[0]} devices has {sizes[0]} memories and {sizes[1]} wires, "
+                f"not {len(memories)} and {len(cables)}"
             )
         return cls(pipeline, memories, cables, lanes)
 
