@@ -37,6 +37,7 @@ from fpgapipe.host.make.planning import (
     spec_of,
     tried_strategies,
 )
+from fpgapipe.host.package.package import write_package
 from fpgapipe.host.package.targets import check_boards
 from fpgapipe.host.runtime.program_check import Verification, verify_programs
 from fpgapipe.host.terminal.console import Table, count, scaled
@@ -82,6 +83,8 @@ class Built(Result):
         The boards, if the number of their nodes was searched.
     ways : tuple of Way
         Numbers of nodes of each board, if they were searched.
+    package : Path or None
+        Folder with the files for the vendor's tools, if the build was packaged.
     """
 
     RECORDS: ClassVar[str] = "resources"
@@ -93,11 +96,13 @@ class Built(Result):
     compared: str = ""
     boards: Cluster | None = None
     ways: tuple[Way, ...] = ()
+    package: Path | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """The plan, the resources of the cores, and what the memories are used for."""
         return {
             "folder": str(self.build.folder),
+            "package": str(self.package) if self.package else None,
             "plan": self.build.plan.model_dump(mode="json"),
             "resources": self.build.resources,
             "memory_use": self.build.memory_use,
@@ -122,6 +127,12 @@ class Built(Result):
         folder = self.build.folder
         where = str(folder) if self.hardware else f"{folder} --backend model"
         yield f"written to {folder}; 'fpgapipe run {where}' runs it"
+        if self.package is not None:
+            flow = self.package.name
+            yield (
+                f"packaged for {flow} in {self.package}; each device's README.md says how to "
+                "build it"
+            )
 
     @property
     def _stages(self) -> list[int]:
@@ -269,7 +280,7 @@ def build(
     hardware : bool
         Whether the cores' Verilog is made.
     package : str, optional
-        A vendor's flow for which the build will be packaged; boards without it are refused first.
+        A vendor's flow for which the build is packaged; boards without it are refused first.
     on_note : callable
         Is told how the network compares with its source.
     progress : callable
@@ -337,7 +348,14 @@ def build(
     if verify and importlib.util.find_spec("torch") is not None:
         begin_library()  # the programs that are compared with PyTorch run on it
     found, _, _ = fastest_of(request, given.name, names, progress, smallest=True)
-    return making.of_pipeline(found.pipeline) if found.pipeline else making.of(found.plan)
+    built = making.of_pipeline(found.pipeline) if found.pipeline else making.of(found.plan)
+    if package is None:
+        return built
+    assert isinstance(cluster, Cluster), "it was refused otherwise"
+    try:
+        return dataclasses.replace(built, package=write_package(built.build, cluster, package))
+    except UserError as error:
+        raise UserError(f"{error}; the build is in {built.build.folder}") from None
 
 
 def build_board(

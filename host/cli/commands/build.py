@@ -133,7 +133,6 @@ def build(
     network: str | None,
     array: str | None,
     folder: str | None,
-    package: str | None,
     **options: Any,
 ) -> None:
     """Plan a network for the boards and make their hardware and programs.
@@ -146,7 +145,6 @@ def build(
     settings = {
         **options,
         "array": parse_array(array, options["cells"]),
-        "package": package,
         "on_note": print,
         "progress": progress,
     }
@@ -160,13 +158,7 @@ def build(
             if context.get_parameter_source(each) is ParameterSource.DEFAULT:
                 del settings[each]
         kind = fpgapipe.load_board(board)
-        built = fpgapipe.build_board(name, kind, devices or 1, folder, **settings)
-        assert built.boards is not None, "it says which nodes it took"
-        cluster = built.boards
+        show(fpgapipe.build_board(name, kind, devices or 1, folder, **settings))
     else:
         cluster = chosen_cluster(board, devices, cluster_file, nodes, DEVICES)
-        built = fpgapipe.build(name, cluster, folder, **settings)
-    show(built)
-    if package is not None:
-        place = fpgapipe.write_package(built.build, cluster, package)
-        print(f"packaged for {package} in {place}; each device's README.md says how to build it")
+        show(fpgapipe.build(name, cluster, folder, **settings))
