@@ -5,7 +5,8 @@ each block of the whole cores that are named, the slowest paths with their delay
 wires, and where they begin and end, and the clock that the slowest allows. The netlists are Yosys'
 for ``-family xcup``; `ultrascale_delays.py` has the delays and says what is assumed about wires.
 Ports count as registers: the paths of whole cores, block by block, show what crosses their borders.
-``--output docs/figures/clock-paths.json`` writes the same to the file of the page docs/clock.md.
+``--output docs/figures/clock-paths.json`` writes the same to the file of the page docs/clock.md,
+whose other blocks and cores stay; `measured_at` has the commit of each.
 """
 
 import argparse
@@ -21,7 +22,7 @@ from typing import Any
 
 from bench_resources import COMMANDS, blocks, yosys
 from bench_whole_cores import CORES
-from figure import write_figure
+from figure import commit, write_figure
 from flat_netlist import flat
 from static_timing import Path, Timing
 
@@ -109,6 +110,20 @@ def components() -> dict[str, Any]:
     return found | {"datapath": lambda: GemmDatapath(datapath)}
 
 
+def with_kept(path: FilePath, found: dict[str, Any]) -> dict[str, Any]:
+    """What was found, and what a file has of other blocks and cores, with the commits of all."""
+    kept = json.loads(path.read_text()) if path.exists() else {"commit": None}
+    merged: dict[str, Any] = {"clock_hz": CLOCK_HZ, "wires": found["wires"], "measured_at": {}}
+    commits = kept.get("measured_at", {})
+    for part in ("blocks", "cores"):
+        before = kept.get(part, {})
+        merged[part] = before | found[part]
+        for name in merged[part]:
+            at = commits.get(name, kept["commit"])
+            merged["measured_at"][name] = commit() if name in found[part] else at
+    return merged
+
+
 def main() -> None:
     """Estimate, and print everything."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -139,7 +154,8 @@ def main() -> None:
             }
     result = {"clock_hz": CLOCK_HZ, "wires": given.wires} | found
     if given.output:
-        write_figure(given.output, "bench/bench_clock.py", NOTE, result)
+        figures = with_kept(given.output, result)
+        write_figure(given.output, "bench/bench_clock.py", NOTE, figures)
     print(json.dumps({"bench": "clock", "kind": "pre-placement estimate"} | result, indent=2))
 
 
