@@ -35,8 +35,8 @@ SIZES = ((32, 32), (32, 64), (32, 128))
 A_DIE = (1, 2)
 
 NOTE = (
-    "By the resource model, for each die and node of it: the first core that fits, or the last one "
-    "that does not, and what it lacks."
+    "By the resource model: the largest core of each device, and for each die and node of it the "
+    "first core that fits, or the last one that does not, and what it lacks."
 )
 
 
@@ -83,9 +83,7 @@ def held(device: DeviceSpec, rows: int, cols: int) -> dict[str, Any]:
             "memory_ports": core.memory_ports,
         },
         "takes": asdict(core_resources(on_part(device, core))),
-        "may_take": {
-            name: getattr(device, name) for name in ("lut", "ff", "bram36", "uram", "dsp")
-        },
+        "may_take": {name: getattr(device, name) for name in RESOURCES},
     }
 
 
