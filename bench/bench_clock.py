@@ -112,7 +112,7 @@ def components() -> dict[str, Any]:
 
 def with_kept(path: FilePath, found: dict[str, Any]) -> dict[str, Any]:
     """What was found, and what a file has of other blocks and cores, with the commits of all."""
-    kept = json.loads(path.read_text()) if path.exists() else {"commit": None}
+    kept: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {"commit": None}
     if kept.get("wires", found["wires"]) != found["wires"]:
         raise SystemExit(f"{path} is for wires of {kept['wires']} times the delay")
     merged: dict[str, Any] = {"clock_hz": CLOCK_HZ, "wires": found["wires"], "measured_at": {}}
