@@ -111,20 +111,22 @@ def _largest(figures: Figures) -> Rows:
 def _dies(figures: Figures) -> Rows:
     for name, nodes in figures["dies"].items():
         for number, sizes in nodes.items():
-            for die in dict.fromkeys(at.split()[0] for each in sizes.values() for at in each):
+            dies = dict.fromkeys(at.split()[0] for each in sizes.values() for at in each)
+            alike: dict[tuple[str, ...], list[str]] = {}
+            for die in dies:
                 cells = []
                 for each in sizes.values():
-                    of_die = [held for at, held in each.items() if at.split()[0] == die]
-                    cells.append("; ".join(map(_held, of_die)))
-                yield [name, number, die, *cells]
+                    of_die = [_held(held) for at, held in each.items() if at.split()[0] == die]
+                    cells.append("; ".join(dict.fromkeys(of_die)))
+                alike.setdefault(tuple(cells), []).append(die)
+            for both, where in alike.items():
+                yield [name, number.split()[0], ", ".join(where), *both]
 
 
 def _held(found: Figures) -> str:
     """A node of a die: its cells and lanes, or what it lacks most."""
     core = found["core"]
-    if found["fits"]:
-        return f"{core['form']}, {core['lanes']} lanes"
-    return f"lacks {found['lacks_most']}"
+    return f"{core['form']} {core['lanes']}" if found["fits"] else f"-{found['lacks_most']}"
 
 
 def _layers(figures: Figures) -> Rows:
@@ -157,7 +159,7 @@ TABLES = (
     ),
     Table(
         "cost-model.md", "dies.json",
-        ("board", "nodes", "die", "32x32", "32x64", "32x128"), _dies,
+        ("board", "nodes a die", "die", "32x32", "32x64", "32x128"), _dies,
     ),
     Table(
         "real-networks.md", "real-networks.json",
