@@ -41,7 +41,6 @@ _CLOCKS = {
     "gemm.writer": "result writer",
 }
 
-
 _CLOCKED = ("4x4, 4 lanes", "8x8, two links", "32x4, 16 lanes, two links")
 """Cores whose clocks have a column."""
 
@@ -116,11 +115,11 @@ def _dies(figures: Figures) -> Rows:
             for die in dies:
                 cells = []
                 for each in sizes.values():
-                    of_die = [_held(held) for at, held in each.items() if at.split()[0] == die]
+                    of_die = [_held(node) for at, node in each.items() if at.split()[0] == die]
                     cells.append("; ".join(dict.fromkeys(of_die)))
                 alike.setdefault(tuple(cells), []).append(die)
-            for both, where in alike.items():
-                yield [name, number.split()[0], ", ".join(where), *both]
+            for held, where in alike.items():
+                yield [name, number.split()[0], ", ".join(where), *held]
 
 
 def _held(found: Figures) -> str:
