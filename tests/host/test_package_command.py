@@ -14,6 +14,7 @@ from fpgapipe.boards.library import load_board
 from fpgapipe.errors import UserError
 from fpgapipe.host.build.build import open_build
 from fpgapipe.host.cli.main import main
+from fpgapipe.host.make import build as make_build
 from fpgapipe.host.package import targets
 from fpgapipe.host.package.clocks import ACHIEVED, CLOCKS, clocks_text, core_clocks, read_clocks
 from fpgapipe.host.package.flow import FLOWS
@@ -101,7 +102,7 @@ def test_memory_that_the_core_does_not_reach():
     )
 
 
-def test_a_whole_build(tmp_path, capsys):
+def test_a_whole_build(tmp_path, capsys, monkeypatch):
     """A build for two boards with a package, which opens as any other build."""
     folder = tmp_path / "built"
     arguments = ["build", "--board", "zcu102", "--devices", "2", "--array", "2x2", "--batch", "4"]
@@ -125,6 +126,15 @@ def test_a_whole_build(tmp_path, capsys):
     before = (places[0] / "build.tcl").stat().st_mtime_ns
     assert main([*arguments, "--package", "pynq", "-o", str(folder)]) == 0
     assert (places[0] / "build.tcl").stat().st_mtime_ns > before
+    assert open_build(folder).plan == built.plan
+
+    def fails(*_):
+        raise UserError("no space")
+
+    monkeypatch.setattr(make_build, "write_package", fails)
+    capsys.readouterr()
+    assert main([*arguments, "--package", "pynq", "-o", str(folder)]) == 2
+    assert f"no space; the build is in {folder}" in capsys.readouterr().err
     assert open_build(folder).plan == built.plan
 
 
