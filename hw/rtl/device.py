@@ -220,13 +220,14 @@ class Device(wiring.Component):
         # loads, stores and links: an engine that waits for an operand or a result's write stalls
         # its array or its lanes.
         links = [(SendEngine(spec), ReceiveEngine(spec)) for _ in spec.links]
-        readers, writers = [store.read], [load.write]
+        readers, writers = [store], [load]
         if spec.links_reach_scratchpad:
-            readers += [send.read for send, _ in links]
-            writers += [receive.write for _, receive in links]
+            readers += [send for send, _ in links]
+            writers += [receive for _, receive in links]
+        m.d.comb += [writer.held.eq(scratchpad.held) for writer in writers]
         for name, engines_of, port in (
-            ("read", readers, scratchpad.reads[-1]),
-            ("write", writers, scratchpad.writes[-1]),
+            ("read", [reader.read for reader in readers], scratchpad.reads[-1]),
+            ("write", [writer.write for writer in writers], scratchpad.writes[-1]),
         ):
             if len(engines_of) == 1:
                 wiring.connect(m, engines_of[0], port)

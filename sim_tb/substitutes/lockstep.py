@@ -63,7 +63,7 @@ def lockstep_top(
     for index, block in enumerate(blocks):
         connections = []
         its_ports = ports(texts[block.module])
-        held = f"block{index}_held"
+        held = f"held_block{index}"
         last = max(name for name, port in its_ports.items() if port.is_input and port.bits > 1)
         for name, port in its_ports.items():
             net = f"block{index}_{name}"

@@ -1,7 +1,8 @@
 """The scratchpad as a substituted block; block_scratchpad.cpp has its memory.
 
-The ports are granted as in dma/scratchpad.py. Accesses wait here for one cycle, and data that was
-read for as many cycles as the stages that select and rotate it take in the gateware.
+The ports are granted as in dma/scratchpad.py. Accesses wait here for one cycle, those of an aligned
+write port also while another write meets them, and data that was read for as many cycles as the
+stages that select and rotate it take in the gateware.
 """
 
 import re
@@ -21,12 +22,14 @@ import "DPI-C" function void fpgapipe_scratchpad_write(
 """
 
 _PLACE = """\
-  wire [{top}:0] {p}_address = {{{port}__address[{top}:{low}], {low}'d0}};
   wire {p}_both = {p}_address[5:0] != 0;
   wire [{places}:0] {p}_even = ({p}_address[{top}:6] + 1) >> 1;
   wire [{places}:0] {p}_odd = {p}_address[{top}:7];
   wire {p}_uses_even = {p}_both | ~{p}_address[6];
   wire {p}_uses_odd = {p}_both | {p}_address[6];
+"""
+_ACCEPT = """\
+  wire [{top}:0] {p}_address = {{{port}__address[{top}:{low}], {low}'d0}};
   assign {port}__ready = {ready};
   wire {p}_accept = {port}__valid & {port}__ready;
   reg [{top}:0] {p}_held = 0;
@@ -56,9 +59,10 @@ _WRITE = """\
   reg [511:0] {p}_data = 0;
   reg [31:0] {p}_mask = 0;
 """
+_TAKEN = "  wire [{top}:0] {p}_taken_address = {p}_held;\n"
 _WRITES = """\
-    if ({p}_valid) fpgapipe_scratchpad_write(self, {p}_held, {p}_data, {p}_mask);
-    {p}_valid <= {p}_accept & ~rst;
+    if ({p}_valid & ~{stays}) fpgapipe_scratchpad_write(self, {p}_held, {p}_data, {p}_mask);
+    {p}_valid <= ({p}_accept | {stays}) & ~rst;
     if ({p}_accept) begin
       {p}_held <= {p}_address;
       {p}_data <= {p}_address[5] ? {{{port}__data[255:0], {port}__data[511:256]}} : {port}__data;
@@ -77,7 +81,7 @@ def _body(ports: Ports, text: str) -> str | None:
     for name in ports:
         if found := _PORT.fullmatch(name):
             numbers[found[1]] += 1
-    inputs, outputs = {"clk": 1, "rst": 1}, {"waits": 1}
+    inputs, outputs = {"clk": 1, "rst": 1}, {"waits": 1, "held": 1}
     for kind, number in numbers.items():
         for index in range(number):
             port = f"{kind}__{index}__"
@@ -92,6 +96,7 @@ def _body(ports: Ports, text: str) -> str | None:
         return None
 
     row_bits = (rows - 1).bit_length()
+    held = "1'b0"
     parts: list[str] = []
     waits: list[str] = []
     clocked: dict[str, list[str]] = {"reads": [], "writes": []}
@@ -100,10 +105,20 @@ def _body(ports: Ports, text: str) -> str | None:
             name, port = f"{kind[0]}{index}", f"{kind}__{index}"
             offset = f"(?:reg|wire) \\[\\d+:0\\] {kind[:-1]}{index}{unaligned}\\b"
             is_aligned = re.search(offset, text) is None
+            is_late = is_aligned and kind == "writes"
             earlier = [
                 f"({kind}__{k}__valid & {_meets(name, f'{kind[0]}{k}', row_bits, banks)})"
                 for k in range(index)
             ]
+            ready = f"~({' | '.join(earlier)})" if earlier else "1'b1"
+            if is_late:
+                # What it has accepted yields to what the others have accepted in the same cycle.
+                ready = "~held"
+                clash = [
+                    f"(w{k}_valid & {_meets(f'{name}_taken', f'w{k}_taken', row_bits, banks)})"
+                    for k in range(index)
+                ]
+                held = f"{name}_valid & ({' | '.join(clash)})" if clash else held
             values = {
                 "p": name,
                 "port": port,
@@ -113,14 +128,18 @@ def _body(ports: Ports, text: str) -> str | None:
                 "turn": f"{port}__turn"
                 if f"reg [4:0] {kind[:-1]}{index}_turn1 " in text
                 else "5'd0",
-                "ready": f"~({' | '.join(earlier)})" if earlier else "1'b1",
+                "ready": ready,
+                "stays": "held" if is_late else "1'b0",
             }
-            parts.append((_PLACE + (_READ if kind == "reads" else _WRITE)).format(**values))
+            own = _READ if kind == "reads" else _WRITE + _TAKEN + _PLACE.replace("{p}", "{p}_taken")
+            parts.append((_ACCEPT + _PLACE + own).format(**values))
             clocked[kind].append((_READS if kind == "reads" else _WRITES).format(**values))
-            waits.append(f"({port}__valid & ~{port}__ready)")
+            if not is_late:
+                waits.append(f"({port}__valid & ~{port}__ready)")
     lines = ["  chandle self;", f"  initial self = fpgapipe_scratchpad_create({bits});"]
     lines += ["  final fpgapipe_scratchpad_destroy(self);", "  reg waited = 0;"]
-    lines += ["  assign waits = waited;", *parts, "  always @(posedge clk) begin"]
+    lines += ["  assign waits = waited | held;", *parts, f"  assign held = {held};"]
+    lines.append("  always @(posedge clk) begin")
     lines += [*clocked["reads"], *clocked["writes"]]
     lines += [f"    waited <= ~rst & ({' | '.join(waits)});", "  end"]
     return "\n".join(lines) + "\n"

@@ -96,6 +96,7 @@ class Bench:
         self.due: list[list[tuple[int, int, Any, Any]]] = [[] for _ in self.reads]
         self.cycle = 0
         self.waited = False
+        self.held: Any = None  # the aligned port's write that waits, as `written` takes it
         self.moved = {id(port): 0 for port in self.reads + self.writes}
 
     def address(self, port: Port, index: int) -> int:
@@ -116,39 +117,66 @@ class Bench:
     def _span(self, address: int) -> Any:
         return (address + np.arange(self.spec.port_bytes)) % self.spec.size_bytes
 
+    def _write(self, place: int, access: tuple[int, int, int], part: int) -> None:
+        """Write a word, which is a part of what a port offers, to an address."""
+        size, span = self.spec.port_bytes, self._span(place)
+        _, data, mask = access
+        kept = np.repeat([mask >> granule & 1 for granule in range(GRANULES)], 2) == 1
+        new = np.frombuffer(data.to_bytes(WORD, "little"), np.uint8)
+        words = slice(part * size, (part + 1) * size)
+        self.bytes[span[kept[words]]] = new[words][kept[words]]
+
+    def _write_late(self, port: Port, place: int, busy: set[int]) -> bool:
+        """Write what the aligned port holds or else offers, unless it has to wait for others.
+
+        A write that is accepted goes into its memory in the next cycle, if no other port's does.
+        Returns whether what the port offers moves.
+        """
+        moves = self.held is None and port.offered is not None
+        write = (place, port.offered, port.part) if moves else self.held
+        self.held = None
+        if write and memories_of(self.spec, write[0]) & busy:
+            self.held = write
+        elif write:
+            self._write(*write)
+        return moves
+
     async def step(self) -> None:
         """Simulate a cycle, from right after a rising edge to right after the next one."""
         await FallingEdge(self.dut.clk)
-        assert bool(self.dut.waits.value) == self.waited
+        assert bool(self.dut.held.value) == (self.held is not None)
+        assert bool(self.dut.waits.value) == (self.waited or self.held is not None)
         self.waited = False
         size = self.spec.port_bytes
         accepted, moving = [], []
-        for ports in (self.reads, self.writes):
-            busy: set[int] = set()
+        before = self.bytes.copy()
+        for kind, ports in (("reads", self.reads), ("writes", self.writes)):
+            offered: set[int] = set()
+            taken: set[int] = set()
             for index, port in enumerate(ports):
+                is_late = kind == "writes" and index in self.aligned[kind]
+                address = (port.offered[0] if port.offered else 0) + port.part * size
+                address %= self.spec.size_bytes
+                if is_late:
+                    moves = self._write_late(port, address, taken)
                 if port.offered is None:
                     continue
-                address = (port.offered[0] + port.part * size) % self.spec.size_bytes
-                needs = memories_of(self.spec, address)
-                moves = not needs & busy
+                if not is_late:
+                    needs = memories_of(self.spec, address)
+                    moves = not needs & offered
+                    offered |= needs
+                    self.waited |= not moves
+                    taken |= needs if moves else set()
+                    if moves and port.is_write:
+                        self._write(address, port.offered, port.part)
                 is_last = port.part == port.parts - 1
                 ready = bool(port.ready.value)
                 assert ready == (moves and is_last), f"port {index} ready is {ready}"
-                busy |= needs
-                self.waited |= not moves
                 if moves:
                     moving.append((port, self._span(address)))
                 if ready:
                     accepted.append(port)
                     self.moved[id(port)] += 1
-        before = self.bytes.copy()
-        for port, span in moving:
-            if port.is_write:
-                _, data, mask = port.offered
-                kept = np.repeat([mask >> granule & 1 for granule in range(GRANULES)], 2) == 1
-                new = np.frombuffer(data.to_bytes(WORD, "little"), np.uint8)
-                part = slice(port.part * size, (port.part + 1) * size)
-                self.bytes[span[kept[part]]] = new[part][kept[part]]
         for port, span in moving:
             if not port.is_write:
                 port.seen.append((before[span], self.bytes[span]))

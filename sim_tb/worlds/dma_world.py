@@ -54,13 +54,17 @@ def spec_of_parameters() -> CoreSpec:
 
 
 class Scratchpad:
-    """Model of the scratchpad, with a read and a write port that pause; records all writes."""
+    """Model of the scratchpad, with a read and a write port that pause; records all writes.
+
+    A word that was accepted may be held for some cycles before it is written.
+    """
 
     def __init__(self, dut: Any, data: NDArray[np.uint8], rng: random.Random | None) -> None:
         self.data = data
         self.writes: list[int] = []  # cycles of the writes
         self._dut = dut
-        self._pauses = Pauses(rng), Pauses(rng)
+        self._pauses = Pauses(rng), Pauses(rng), Pauses(rng)
+        self._accepted: tuple[int, ...] | None = None
         self._coming: deque[int | None] = deque([None] * READ_LATENCY)
         self._waiting: tuple[int, ...] | None = None
         self._asked: int | None = None  # address of a read that waits
@@ -74,7 +78,9 @@ class Scratchpad:
         dut = self._dut
         while True:
             await RisingEdge(dut.clk)
-            dut.write__ready.value = int(not self._pauses[0]())
+            held = self._pauses[2]() and self._accepted is not None
+            dut.held.value = int(held)
+            dut.write__ready.value = int(not held and not self._pauses[0]())
             dut.read__ready.value = int(not self._pauses[1]())
             address = self._coming.popleft()
             dut.read__data_valid.value = int(address is not None)
@@ -88,20 +94,23 @@ class Scratchpad:
             self._asked = None if dut.read__ready.value else asked
             if dut.read__ready.value:
                 self._coming[-1] = asked
+            if self._accepted is not None and not held:
+                self._write(*self._accepted)
+                self._accepted = None
             if dut.write__valid.value:
                 ports = (dut.write__address, dut.write__data, dut.write__mask)
                 word = tuple(int(port.value) for port in ports)
                 assert self._waiting in (None, word), "write changed a word that was waiting"
                 self._waiting = None if dut.write__ready.value else word
                 if dut.write__ready.value:
-                    self._write(*word)
+                    self._accepted = word
+                    self.writes.append(cycle())
             else:
                 assert self._waiting is None, "write took back a word that was waiting"
 
     def _write(self, address: int, value: int, mask: int) -> None:
         assert address % WORD_BYTES == 0
         assert mask == (1 << 32) - 1
-        self.writes.append(cycle())
         word = np.frombuffer(value.to_bytes(WORD_BYTES, "little"), np.uint8)
         self.data[address : address + WORD_BYTES] = word
 
@@ -187,6 +196,7 @@ class Bench:
         while True:
             await FallingEdge(self.dut.clk)
             if self._port("done").value:
+                assert not (self.engine == "load" and self.dut.held.value), "done too early"
                 self.done.append(cycle())
             if self._port("error_valid").value:
                 code, index = self._port("error_code").value, self._port("error_index").value

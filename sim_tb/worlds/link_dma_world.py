@@ -158,6 +158,7 @@ class Bench:
         self.expected, self.expected_pad = self.memory.copy(), self.scratchpad.copy()
         self.done: dict[str, list[int]] = {name: [] for name in self.ENGINES}
         self.errors: dict[str, list[tuple[int, int]]] = {name: [] for name in self.ENGINES}
+        self._into_pad: dict[str, list[bool]] = {name: [] for name in self.ENGINES}
         self._joined = joined
         self._memory_options = {"latency": (1, 30)} | memory
         self._tasks: list[Any] = []
@@ -206,18 +207,31 @@ class Bench:
             await FallingEdge(self.dut.clk)
             for engine in self.ENGINES:
                 if self.port(engine, "done").value:
+                    self._check_written(engine, len(self.done[engine]))
                     self.done[engine].append(cycle())
                 if self.port(engine, "error_valid").value:
                     code = int(self.port(engine, "error_code").value)
-                    self.errors[engine].append((code, int(self.port(engine, "error_index").value)))
+                    index = int(self.port(engine, "error_index").value)
+                    if engine == "receive":
+                        self._check_written(engine, index - FIRST_INDEX)
+                    self.errors[engine].append((code, index))
                 assert bool(self.port(engine, "busy").value) != bool(
                     self.port(engine, "idle").value
                 )
+
+    def _check_written(self, engine: str, number: int) -> None:
+        """Check that the words of an instruction that ends have reached the scratchpad."""
+        if self._into_pad[engine][number]:
+            assert not self.dut.held.value, f"{engine} {number} ends while a word of it is held"
 
     def give(self, engine: str, bodies: Sequence[dict[str, int]]) -> None:
         """Send instructions to an engine in the background."""
         group = LINK if engine in ("send", "receive") else TRANSFER
         words = [[FIRST_INDEX + n, group.pack(body)] for n, body in enumerate(bodies)]
+        self._into_pad[engine] += [
+            engine == "load" or (engine == "receive" and bool(body["in_scratchpad"]))
+            for body in bodies
+        ]
         self._tasks.append(cocotb.start_soon(self.drivers[engine].send(words)))
 
     async def settle(self, **done: int) -> None:

@@ -84,6 +84,7 @@ class Engines(wiring.Component):
                 "memory_base": In(64),
                 "memory_limit": In(64),
                 "write": Out(WritePort(address_bits)),
+                "held": In(1),
                 "read": Out(ReadPort(address_bits)),
                 "fetch": In(AxiRead(spec.bus_bytes)),
                 **flat_members(self._axi[0], "m_axi"),
@@ -108,6 +109,7 @@ class Engines(wiring.Component):
             for member in ("error_valid", "error_code", "error_index"):
                 m.d.comb += getattr(self, f"{name}_{member}").eq(getattr(engine, member))
         wiring.connect(m, load.write, wiring.flipped(self.write))
+        m.d.comb += load.held.eq(self.held)
         wiring.connect(m, store.read, wiring.flipped(self.read))
         wiring.connect(m, wiring.flipped(self.fetch), arbiter.masters[0])
         wiring.connect(m, load.axi, arbiter.masters[1])

@@ -89,6 +89,7 @@ class Engines(wiring.Component):
                 "memory_base": In(64),
                 "memory_limit": In(64),
                 "write": Out(WritePort(address_bits)),
+                "held": In(1),
                 "read": Out(ReadPort(address_bits)),
                 **flat_members(self._reads.o.signature, "m_axi"),
                 **flat_members(self._writes.o.signature, "m_axi"),
@@ -119,6 +120,9 @@ class Engines(wiring.Component):
                 continue
             wiring.connect(m, send.o[channel], wiring.flipped(sent))
             wiring.connect(m, wiring.flipped(came), receive.i_words[channel])
+        m.d.comb += load.held.eq(self.held)
+        if self.spec.links_reach_scratchpad:
+            m.d.comb += receive.held.eq(self.held)
         pairs = [(self.write, load.write, "write", receive), (self.read, store.read, "read", send)]
         for port, own, name, engine in pairs:
             if not self.spec.links_reach_scratchpad:
@@ -263,6 +267,16 @@ FAULTS = {
         "receives_stop_at_errors",
     ),
     "gives words to another reader": (r"owner3\[1\]", "owner3[0]", "packets_match_model"),
+    "ends a load while its last word is held": (
+        r"(?<=done = )(\\\$signal\S+ +)& \S+ (?=;)",
+        r"\1",
+        "packets_match_model",
+    ),
+    "ends a packet while its last word is held": (
+        r"last_word & \\\S+ ",
+        "last_word",
+        "packets_match_model",
+    ),
     "changes turns while a word waits": (
         r"(?<=assign moves = )\\\$\S+ +& (\\\$\S+) ",
         r"\1",

@@ -13,7 +13,7 @@ from fpgapipe.sim_tb.drivers.simulate import SimulationError, simulate, simulate
 
 TESTS = ("matches_model", "streams_side_by_side", "forgets_reads_at_reset")
 CORE = ScratchpadPorts(
-    ScratchpadSpec(4, 256), 3, 2, frozenset({0}), frozenset({2}), turned_reads=frozenset({0})
+    ScratchpadSpec(4, 256), 3, 3, frozenset({2}), frozenset({2}), turned_reads=frozenset({0})
 )
 
 
@@ -28,6 +28,10 @@ def parameters(spec):
         ((0, 1), "scratchpad num_reads must be at least 1, not 0"),
         ((1, 0), "scratchpad num_writes must be at least 1, not 0"),
         ((1, 2, frozenset({2})), "scratchpad aligned_writes must be in 0..1, not 2"),
+        (
+            (1, 2, frozenset({0})),
+            "scratchpad aligned_writes must be the last write port, 1, not 0",
+        ),
         (
             (3, 2, frozenset({1}), frozenset({3})),
             "scratchpad aligned_reads must be in 0..2, not 3",
@@ -86,7 +90,7 @@ def test_gateware_matches_model(spec, tmp_path):
     assert done.tests == TESTS
 
 
-# A fault in the Verilog of two banks, or of four, with two ports to read and one to write, and the
+# A fault in the Verilog of two banks, or of four, with two ports to read and two to write, and the
 # test that has to see it.
 FAULTS = {
     "wraps at the end of a bank": (
@@ -107,6 +111,13 @@ FAULTS = {
         "streams_side_by_side",
     ),
     "writes beyond the mask": (r"\? write0_mask0 :", "? 32'hffffffff :", "matches_model"),
+    "does not hold": (r"writes__1__ready = ~ held", "writes__1__ready = 1'h1", "matches_model"),
+    "says that nothing is held": (r"assign held = [^;]*;", "assign held = 1'h0;", "matches_model"),
+    "writes over another": (
+        r"= \S+ +\? (write1_mask01 : 32'd0)",
+        r"= write1_select01[0] ? \1",
+        "matches_model",
+    ),
     "reads on after a reset": (
         r"rst \? 4'h0 : (\{ read0_valid)",
         r"\1",
@@ -120,7 +131,7 @@ FAULTS = {
 def test_testbench_sees(fault, tmp_path):
     pattern, replacement, test = FAULTS[fault]
     memory = ScratchpadSpec(4 if "group" in pattern else 2, 256)
-    spec = ScratchpadPorts(memory, 2, 1, turned_reads=frozenset({0}))
+    spec = ScratchpadPorts(memory, 2, 2, frozenset({1}), turned_reads=frozenset({0}))
     faulty, count = re.subn(pattern, replacement, verilog_of(Scratchpad(spec)), count=1)
     assert count == 1
     with pytest.raises(SimulationError) as caught:

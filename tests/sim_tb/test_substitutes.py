@@ -52,7 +52,7 @@ PACKED = (replace(ARRAY, module="array_driver"), Driven("accumulator_columns"))
 """Modules that are driven where cells are packed: the other blocks are the same."""
 
 PORTS = ScratchpadPorts(
-    ScratchpadSpec(2, 512), 3, 3, frozenset({1}), frozenset({2}), turned_reads=frozenset({0})
+    ScratchpadSpec(2, 512), 3, 3, frozenset({2}), frozenset({2}), turned_reads=frozenset({0})
 )
 FAULTS = ("-CFLAGS", "-DFPGAPIPE_FAULTS")
 

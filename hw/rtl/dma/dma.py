@@ -73,8 +73,10 @@ class BurstGate(wiring.Signature):
         Whether the burst is the last one of its instruction.
     allow : In(1)
         The burst may be taken.
+    refused : In(1)
+        The instruction fails from this burst on; by itself, since a code is there later.
     refusal : In(8)
-        The ErrorCode of the instruction from this burst on, or NONE.
+        The ErrorCode of the instruction if it is refused, or NONE.
     taken : Out(1)
         The burst is taken in this cycle, and it has no error.
     """
@@ -86,6 +88,7 @@ class BurstGate(wiring.Signature):
                 "words": Out(OFFSET_BITS),
                 "end": Out(1),
                 "allow": In(1),
+                "refused": In(1),
                 "refusal": In(8),
                 "taken": Out(1),
             }

@@ -339,7 +339,8 @@ class ReceiveEngine(wiring.Component):
 
     A packet for the scratchpad is taken when all before have been written, and no instruction is
     taken until it has been. Its words are written 2 cycles after they were taken, or 3 if the port
-    of the scratchpad is shared, and `done` comes a cycle after the last of them.
+    of the scratchpad is shared, and `done` comes a cycle after the last of them or, while `held` is
+    high then, in the first cycle in which it is low.
 
     An error is reported when everything before it is done, as
     `fpgapipe.hw.hls_models.model.link_dma.receive` defines it. There is at most one error; after
@@ -361,6 +362,8 @@ class ReceiveEngine(wiring.Component):
         Write port of the memory bus.
     write : Out(WritePort)
         Words for the scratchpad, if words pass the link in one part.
+    held : In(1)
+        Only with `write`: a word that was written in an earlier cycle is not in the scratchpad yet.
     i_words : In(stream.Signature(word_layout(link_port_bytes))).array(3)
         Channels of the link.
     done : Out(1)
@@ -384,7 +387,7 @@ class ReceiveEngine(wiring.Component):
             {
                 **_members(spec),
                 **(
-                    {"write": Out(WritePort(spec.scratchpad.address_bits))}
+                    {"write": Out(WritePort(spec.scratchpad.address_bits)), "held": In(1)}
                     if spec.links_reach_scratchpad
                     else {}
                 ),
@@ -404,13 +407,15 @@ class ReceiveEngine(wiring.Component):
         m.submodules.words = words = BlockFifo(8 * self.spec.link_port_bytes, parts * depth)
         wiring.connect(m, store.axi, wiring.flipped(self.axi))
         stopped, ended, code = Signal(), Signal(), Signal(8)  # of words for the scratchpad
-        failed = code != ErrorCode.NONE
         inside = Signal(range(2 * NUM_PACKETS + 1))
         on_chip = None
-        active, gives, index = Const(0), Const(0), Const(0, 32)
+        active, gives, index, held = Const(0), Const(0), Const(0, 32), Const(0)
         if self.spec.links_reach_scratchpad:
             on_chip = _OnChip(m, self.spec, ended)
             active, gives, index = on_chip.active, self.write.valid, on_chip.index
+            held = self.held
+        # An error is reported when the words before it are in the scratchpad.
+        failed = (code != ErrorCode.NONE) & ~held
         _take(m, self, store, packets, inside, on_chip)
         m.d.sync += inside.eq(inside + (self.i.valid & self.i.ready) - self.done)
         with m.If(self.halt | store.error_valid | failed):
@@ -421,7 +426,7 @@ class ReceiveEngine(wiring.Component):
             store.i_words.valid.eq(words.o.valid & ~active),
             words.o.ready.eq(store.i_words.ready),
             self.done.eq(store.done | ended),
-            self.busy.eq(store.busy | (active & ~stopped) | gives),
+            self.busy.eq(store.busy | (active & ~stopped) | gives | held),
             self.idle.eq(~self.busy),
             self.error_valid.eq(store.error_valid | (failed & ~stopped)),
             self.error_code.eq(Mux(store.error_valid, store.error_code, code)),
@@ -454,7 +459,9 @@ class ReceiveEngine(wiring.Component):
             exact.eq(complete & (have == gate.words + 1)),
             gate.allow.eq(enough & (exact | ~gate.end)),
         ]
-        with m.If(wrong_tag | Mux(enough, gate.end & ~exact, complete)):
+        misfits = wrong_tag | Mux(enough, gate.end & ~exact, complete)
+        m.d.comb += gate.refused.eq(misfits | lost)
+        with m.If(misfits):
             m.d.comb += gate.refusal.eq(ErrorCode.LINK_STREAM)
         with m.Elif(lost):
             m.d.comb += gate.refusal.eq(ErrorCode.LINK_DOWN)
@@ -467,16 +474,18 @@ class ReceiveEngine(wiring.Component):
             claimed.eq(Mux(gate.taken, gate.words + 1, 0)),
         ]
         if on_chip is not None:
-            writes = Signal()
+            writes, last_word = Signal(), Signal()
             self._write_scratchpad(m, on_chip, words.o, writes, stopped | lost)
             # The last word for which there is room has to be the packet's last one.
-            m.d.sync += [ended.eq(0), code.eq(0)]
+            m.d.comb += ended.eq(last_word & ~held)
+            with m.If(~held):
+                m.d.sync += [last_word.eq(0), code.eq(0)]
             fits = complete & (have == 1) & ~lost
             with m.If(writes):
                 m.d.comb += claimed.eq(1)
                 with m.If(on_chip.left == 1):
                     m.d.sync += [
-                        ended.eq(fits),
+                        last_word.eq(fits),
                         code.eq(
                             Mux(
                                 fits,
@@ -485,7 +494,7 @@ class ReceiveEngine(wiring.Component):
                             )
                         ),
                     ]
-            with m.Elif(active & ~stopped & ~failed & ~ended):
+            with m.Elif(active & ~stopped & (code == ErrorCode.NONE) & ~last_word):
                 with m.If(wrong_tag | (complete & (have == 0) & on_chip.more)):
                     m.d.sync += code.eq(ErrorCode.LINK_STREAM)
                 with m.Elif(lost):

@@ -1,6 +1,6 @@
 """Gateware of the load engine, from AXI reads to the scratchpad: `hls_models.model.dma`."""
 
-from amaranth.hdl import Cat, Module, Mux, Signal
+from amaranth.hdl import Cat, Const, Module, Mux, Signal
 from amaranth.lib import data, stream, wiring
 from amaranth.lib.fifo import SyncFIFOBuffered
 from amaranth.lib.wiring import In, Out
@@ -24,8 +24,9 @@ class LoadEngine(wiring.Component):
     """Runs LOAD instructions: reads rows from memory and writes them to the scratchpad.
 
     Whole words of 64 bytes are read and written. The first request is on the bus 7 cycles after the
-    instruction was taken, and `done` comes 2 cycles after the instruction's last beat was taken;
-    see :func:`fpgapipe.hw.hls_models.model.dma.load_cycles`. The throughput is one beat and one
+    instruction was taken, and `done` comes 2 cycles after the instruction's last beat was taken or,
+    while `held` is high then, in the first cycle in which it is low; see
+    :func:`fpgapipe.hw.hls_models.model.dma.load_cycles`. The throughput is one beat and one
     request per cycle, also across rows and instructions, with at most `spec.outstanding` bursts
     under way. Beats wait on the bus only while the scratchpad does not accept the words.
 
@@ -54,6 +55,8 @@ class LoadEngine(wiring.Component):
         Read port of the memory bus.
     write : Out(WritePort)
         Words for the scratchpad. Addresses are multiples of 64 and masks are full.
+    held : In(1)
+        Only with a scratchpad: a word that was written in an earlier cycle is not in it yet.
     o : Out(stream.Signature(word_layout(link_port_bytes)))
         Without a scratchpad, in place of `write`: words as they are in memory, or the parts that
         links take; the last one of an instruction is marked.
@@ -78,7 +81,7 @@ class LoadEngine(wiring.Component):
         self.spec = spec
         self._has_scratchpad = has_scratchpad
         burst_words(spec)  # refuses bursts that are too short
-        target = {"write": Out(WritePort(spec.scratchpad.address_bits))}
+        target = {"write": Out(WritePort(spec.scratchpad.address_bits)), "held": In(1)}
         if not has_scratchpad:
             target = {
                 "o": Out(stream.Signature(word_layout(spec.link_port_bytes))),
@@ -240,9 +243,9 @@ class LoadEngine(wiring.Component):
 
         # Words go to the scratchpad or to the stream, and an error goes to the sequencer.
         ready_word = words.o.payload
-        error = Signal()
+        error, last_word, held = Signal(), Signal(), Const(0)
         if self._has_scratchpad:
-            target = self.write
+            target, held = self.write, self.held
             m.d.comb += [
                 target.address.eq(ready_word.scratchpad << OFFSET_BITS),
                 target.data.eq(ready_word.data),
@@ -261,19 +264,22 @@ class LoadEngine(wiring.Component):
         m.d.comb += [
             error.eq(ready_word.code != ErrorCode.NONE),
             target.valid.eq(words.o.valid & ~error),
-            words.o.ready.eq(target.ready | error),
+            words.o.ready.eq(Mux(error, ~held, target.ready)),
+            self.done.eq(last_word & ~held),
         ]
         m.d.sync += [
-            self.done.eq(target.valid & target.ready & ready_word.end),
+            last_word.eq((target.valid & target.ready & ready_word.end) | (last_word & held)),
             self.bytes_moved.eq(Mux(beat, spec.bus_bytes, 0)),
-            self.error_valid.eq(words.o.valid & error),
+            self.error_valid.eq(words.o.valid & error & ~held),
         ]
         with m.If(words.o.valid & error):
             m.d.sync += [self.error_code.eq(ready_word.code), self.error_index.eq(ready_word.index)]
 
         m.d.comb += [
             self.busy.eq(
-                (queue.level != 0) | requesting | words.o.valid | ~(closed | generator.idle)
+                (queue.level != 0)
+                | (requesting | words.o.valid | held)
+                | ~(closed | generator.idle)
             ),
             self.idle.eq(~self.busy),
         ]

@@ -107,7 +107,8 @@ class WritePort(wiring.Signature):
     """A port that writes up to 64 bytes to any even byte address, as its client sees it.
 
     A write is accepted when `valid` and `ready` are high. Every read that is accepted in a later
-    cycle sees it. Some of its bytes may be written earlier, while it waits to be accepted.
+    cycle sees it, unless the port is aligned and `Scratchpad.held` says that it waits. Some of its
+    bytes may be written earlier, while it waits to be accepted.
 
     Parameters
     ----------
@@ -154,7 +155,8 @@ class ScratchpadPorts:
     num_reads, num_writes : int
         Numbers of ports.
     aligned_reads, aligned_writes : frozenset of int
-        Ports whose addresses are multiples of 64; their lower address bits are ignored.
+        Ports whose addresses are multiples of 64; their lower address bits are ignored. Of the
+        write ports, only the last one may be so.
     narrow_reads : frozenset of int
         Read ports that access a word of the memory at a time, which is in the lowest bits of
         `data`; all other ports access 64 bytes.
@@ -183,6 +185,12 @@ class ScratchpadPorts:
             for port in getattr(self, kind):
                 if not 0 <= port < number:
                     raise ValueError(f"scratchpad {kind} must be in 0..{number - 1}, not {port!r}")
+        for port in self.aligned_writes:
+            if port != self.num_writes - 1:
+                raise ValueError(
+                    "scratchpad aligned_writes must be the last write port, "
+                    f"{self.num_writes - 1}, not {port}"
+                )
         for port in self.turned_reads:
             if port in self.aligned_reads or self.memory.port_bytes < WORD_BYTES:
                 raise ValueError(
@@ -249,14 +257,22 @@ class Scratchpad(wiring.Component):
     0 never waits for others, and later ports starve as long as earlier ports keep the memory busy.
     An access of 64 bytes is accepted with its last word.
 
+    The aligned write port yields a cycle later: its write is accepted at once and waits in the
+    port's register, from which it goes into its memory as soon as no other port's write does. So
+    that port's `ready` depends on registers alone, and no write is later for it.
+
     Members
     -------
     reads : In(ReadPort(address_bits)).array(num_reads)
     writes : In(WritePort(address_bits)).array(num_writes)
         The ports. `ready` depends on `valid` and `address` of the ports of the same kind with the
-        same or a lower number. A reset drops an access that was accepted in the cycle before it.
+        same or a lower number. A reset drops an access that was accepted in the cycle before it,
+        or that waits in a register.
+    held : Out(1)
+        A write that the aligned port accepted in an earlier cycle waits; reads that are accepted
+        in this cycle do not see it. Low where no write port is aligned.
     waits : Out(1)
-        Event: an access waited in the cycle before.
+        Event: an access waited in the cycle before, or a write of the aligned port waits.
     """
 
     def __init__(self, spec: ScratchpadPorts) -> None:
@@ -266,6 +282,7 @@ class Scratchpad(wiring.Component):
             {
                 "reads": In(ReadPort(bits)).array(spec.num_reads),
                 "writes": In(WritePort(bits)).array(spec.num_writes),
+                "held": Out(1),
                 "waits": Out(1),
             }
         )
@@ -282,8 +299,10 @@ class Scratchpad(wiring.Component):
         reads, writes = self._words(m, "reads"), self._words(m, "writes")
         self._elaborate_reads(m, memories, reads)
         self._elaborate_writes(m, memories, writes)
-        ports = [*reads, *writes]
-        m.d.sync += self.waits.eq(Cat(port.valid & ~port.ready for port in ports).any())
+        ports = [*reads, *writes[: len(writes) - len(self.spec.aligned_writes)]]
+        waited = Signal()
+        m.d.sync += waited.eq(Cat(port.valid & ~port.ready for port in ports).any())
+        m.d.comb += self.waits.eq(waited | self.held)
         return m
 
     def _words(self, m, kind):
@@ -414,12 +433,14 @@ class Scratchpad(wiring.Component):
             _Place(m, self.spec.memory, port, f"write{index}", index in self.spec.aligned_writes)
             for index, port in enumerate(ports)
         ]
-        _grant(m, places)
+        _grant(m, [place for place in places if not place.aligned])
         # A write is in its memory two cycles after it was accepted, just in time for a read that
-        # was accepted one cycle later. In between, it is in registers of its port. Of whole words,
-        # the client has done the first stage of the rotation.
+        # was accepted one cycle later. In between, it is in registers of its port, and stays there
+        # if it is that of the aligned port and another port's goes into the same memory. Of whole
+        # words, the client has done the first stage of the rotation.
         turn_bits = min(_offset_bits(self.spec.memory.port_bytes), _HALF.bit_length() - 1)
-        words, masks, rows, selects = [], [], [], []
+        words, masks, rows = [], [], []
+        selects: list[list[Signal]] = []
         for index, (port, place) in enumerate(zip(ports, places, strict=True)):
             name = f"write{index}"
             word = Signal(bits, name=f"{name}_word", reset_less=True)
@@ -427,13 +448,24 @@ class Scratchpad(wiring.Component):
             held = [Signal.like(each, name_suffix="1", reset_less=True) for each in mask]
             row = [Signal.like(each, name_suffix="1", reset_less=True) for each in place.row]
             select = [Signal.like(each, name_suffix="1") for each in place.select]
-            m.d.sync += [select[side].eq(place.select[side]) for side in range(2)]
+            with m.If(~self.held if place.aligned else 1):
+                m.d.sync += [select[side].eq(place.select[side]) for side in range(2)]
             arrived = port.data
             with m.If(place.accept):
                 m.d.sync += [held[side].eq(mask[side]) for side in range(2)]
                 m.d.sync += [row[side].eq(place.row[side]) for side in range(2)]
             if place.aligned:
-                m.d.comb += [mask[side].eq(port.mask) for side in range(2)]
+                m.d.comb += [
+                    *(mask[side].eq(port.mask) for side in range(2)),
+                    self.held.eq(
+                        Cat(
+                            select[side][bank] & Cat(each[side][bank] for each in selects).any()
+                            for side in range(2)
+                            for bank in range(len(memories))
+                        ).any()
+                    ),
+                    port.ready.eq(~self.held),
+                ]
             else:
                 amount = place.offset[:turn_bits]
                 arrived = rotated(m, arrived, amount, GRANULE_BITS, f"{name}_turn")
@@ -455,8 +487,9 @@ class Scratchpad(wiring.Component):
             for side, memory in enumerate(pair):
                 uses = [select[side][bank] for select in selects]
                 write = Const(0)
-                for use, mask in zip(uses, masks, strict=True):
-                    write = write | Mux(use, mask[side], 0)
+                for place, use, mask in zip(places, uses, masks, strict=True):
+                    goes = use & ~Cat(uses[:-1]).any() if place.aligned else use
+                    write = write | Mux(goes, mask[side], 0)
                 m.d.comb += [
                     memory.write.eq(write),
                     memory.write_row.eq(_first_of(uses, [row[side] for row in rows])),

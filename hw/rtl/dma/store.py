@@ -140,10 +140,9 @@ class StoreEngine(wiring.Component):
         m.submodules.queue = queue = SyncFIFOBuffered(width=under_way.size, depth=spec.outstanding)
         burst = generator.o.payload
         next_burst = Signal(under_way)
-        code = burst.code
+        code, wrong = burst.code, burst.code != ErrorCode.NONE
         if not self._has_scratchpad:
-            code = Mux(burst.code != ErrorCode.NONE, burst.code, self.gate.refusal)
-        wrong = code != ErrorCode.NONE
+            code, wrong = Mux(wrong, code, self.gate.refusal), wrong | self.gate.refused
         take, reader_free = Signal(), Signal()
         address = Signal(burst.memory.shape(), reset_less=True)
         beats = Signal(8, reset_less=True)
