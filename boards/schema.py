@@ -15,7 +15,12 @@ from fpgapipe.boards.packaging import SYSTEMS, Packaging, PinPort, Transceiver
 from fpgapipe.boards.quantities import Source, one_of, quantity, share, text, whole, word
 from fpgapipe.boards.yaml_file import Fault, Loc
 from fpgapipe.errors import nearest, shown
-from fpgapipe.hw.hls_models.spec.device import DeviceSpec, DieResources, LinkPortSpec, MemorySpec
+from fpgapipe.hw.hls_models.spec.device import (
+    DeviceSpec,
+    DieResources,
+    LinkPortSpec,
+    MemoryGroupSpec,
+)
 
 ESTIMATE = "estimate:"
 """Prefix of a source that is a reason and not an entry of ``sources``."""
@@ -184,9 +189,9 @@ class Memory(Block):
         """Rate of one channel in bytes/s: as it was measured, or the peak where nobody did."""
         return self.sustained_bytes_per_s or self.bandwidth_bytes_per_s
 
-    def spec(self) -> MemorySpec:
+    def spec(self) -> MemoryGroupSpec:
         """Return the memories as the planner sees them."""
-        return MemorySpec(
+        return MemoryGroupSpec(
             name=self.name,
             kind=self.kind,
             count=self.count,
@@ -343,7 +348,7 @@ class Board(Block):
         left = die.count_of(resource) - self.shell_on(die, resource)
         return int(left * getattr(self.usable_share, resource) + 1e-6)
 
-    def reached_memories(self) -> tuple[MemorySpec, ...]:
+    def reached_memories(self) -> tuple[MemoryGroupSpec, ...]:
         """Return the memory that a core on the board reaches.
 
         A core has one bus. Where builds of the board are packaged, the package connects it to one

@@ -12,7 +12,12 @@ from fpgapipe.boards.library import board_names, load_board
 from fpgapipe.boards.schema import ESTIMATE, RESOURCES, Board
 from fpgapipe.errors import FileError, UserError
 from fpgapipe.host.cli.main import main
-from fpgapipe.hw.hls_models.spec.device import DeviceSpec, DieResources, LinkPortSpec, MemorySpec
+from fpgapipe.hw.hls_models.spec.device import (
+    DeviceSpec,
+    DieResources,
+    LinkPortSpec,
+    MemoryGroupSpec,
+)
 
 FOLDER = Path(__file__).parents[2] / "boards"
 NAMES = sorted(path.stem for path in FOLDER.glob("*.yaml"))
@@ -346,7 +351,7 @@ class TestCommand:
 
 class TestDeviceSpec:
     DIE = DieResources(name="d", lut=10, ff=20, bram36=3, uram=0, dsp=4)
-    MEMORY = MemorySpec(
+    MEMORY = MemoryGroupSpec(
         name="m", kind="ddr4", count=1, size_bytes=8, bandwidth_bytes_per_s=1e9, latency_s=0.0
     )
     PORT = LinkPortSpec(

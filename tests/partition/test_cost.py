@@ -13,7 +13,7 @@ from fpgapipe.hw.hls_models.cycles.gemm import gemm_cost
 from fpgapipe.hw.hls_models.numerics.element_format import FP32, MXINT8
 from fpgapipe.hw.hls_models.resources.core_resources import COEFFICIENTS, core_resources
 from fpgapipe.hw.hls_models.spec.core_spec import CoreSpec, ScratchpadSpec, VectorSpec
-from fpgapipe.hw.hls_models.spec.device import DeviceSpec, DieResources, MemorySpec
+from fpgapipe.hw.hls_models.spec.device import DeviceSpec, DieResources, MemoryGroupSpec
 from fpgapipe.hw.hls_models.spec.node import NodeSpec
 from fpgapipe.hw.hls_models.spec.systolic import Form
 from fpgapipe.lowering.products import conv_parts, conv_passes
@@ -60,7 +60,7 @@ def device(**options):
         "dsp_kind": "DSP48E2",
         "clk_hz": 1e8,
         "dies": (DieResources("die", 10**6, 10**6, 2000, 500, 5000),),
-        "memories": (MemorySpec("ddr", "ddr4", 1, 2**30, 6.4e9, 1e-6),),
+        "memories": (MemoryGroupSpec("ddr", "ddr4", 1, 2**30, 6.4e9, 1e-6),),
         "ports": (),
         "host_bytes_per_s": 1e9,
     }

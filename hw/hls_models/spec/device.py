@@ -74,7 +74,7 @@ class DieResources:
 
 
 @dataclass(frozen=True)
-class MemorySpec:
+class MemoryGroupSpec:
     """A group of equal memories outside the fabric, such as DDR channels or HBM pseudo-channels.
 
     Parameters
@@ -165,7 +165,7 @@ class DeviceSpec:
         Clock frequency that a design on this device should aim for, Hz.
     dies : tuple of DieResources
         The dies, in the order in which they are connected; at least one.
-    memories : tuple of MemorySpec
+    memories : tuple of MemoryGroupSpec
         Memories outside the fabric; may be empty.
     ports : tuple of LinkPortSpec
         Ports for links to other devices; may be empty.
@@ -180,7 +180,7 @@ class DeviceSpec:
     dsp_kind: str
     clk_hz: float
     dies: tuple[DieResources, ...]
-    memories: tuple[MemorySpec, ...]
+    memories: tuple[MemoryGroupSpec, ...]
     ports: tuple[LinkPortSpec, ...]
     host_bytes_per_s: float
     memory_ports: int = 1
