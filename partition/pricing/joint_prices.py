@@ -7,8 +7,8 @@ as the last of these.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 from pydantic import TypeAdapter
@@ -19,8 +19,9 @@ from fpgapipe.hw.hls_models.isa.instructions import Opcode
 from fpgapipe.lowering.lower import build_pipeline
 from fpgapipe.lowering.schedule.schedule import TaskKind, forward_only
 from fpgapipe.partition.placed_nodes import PlacedNodes
-from fpgapipe.partition.plan import DATA_PARALLEL, Prediction
+from fpgapipe.partition.plan import DATA_PARALLEL
 from fpgapipe.partition.pricing.plan_cores import asked_of, memory_specs, wire_timings
+from fpgapipe.partition.pricing.plan_facts import NodeFacts, with_prices
 from fpgapipe.partition.pricing.plan_memory import node_memory
 from fpgapipe.partition.pricing.price_cache import remembered
 from fpgapipe.partition.schedule.schedule_kinds import make_schedule
@@ -46,30 +47,6 @@ if TYPE_CHECKING:
 LONG_CYCLES = 1e7
 """Estimated cycles of a round from which on the second is as long as the third: in VGG-16 over four
 U280 the two differ by 1.5e-7, in networks of some 300,000 cycles a round by up to 0.6 %."""
-
-
-@dataclass(frozen=True)
-class NodeFacts:
-    """Facts of a node's program.
-
-    Attributes
-    ----------
-    forward_cycles, backward_cycles : float
-        Cycles of a pass over a micro-batch: of an only stage with waiting, of one of several once
-        its input is there.
-    tail_cycles : float
-        Cycles after the last pass: the sums of gradients, and the update.
-    sends_bytes, returns_bytes : int
-        Bytes of a micro-batch that go to the next node, and that come back from it.
-    memory_bytes : int
-    """
-
-    forward_cycles: float
-    backward_cycles: float
-    tail_cycles: float
-    sends_bytes: int
-    returns_bytes: int
-    memory_bytes: int
 
 
 @dataclass(frozen=True)
@@ -139,45 +116,26 @@ def price_together(
     UserError
         If no programs are made for the plan, or a layer does not fit its core.
     """
-    question = _question(plan, graph, cluster, options)
+    question = asked_of(plan, graph, cluster, options) | {"what": "nodes together"}
 
     def find() -> str:
         found = _found(plan, graph, cluster, options, pipeline)
         return _FACTS.dump_json(found).decode()
 
     facts = _FACTS.validate_json(remembered(question, find))
-    clk_hz, rounds, seconds = plan.clk_hz, plan.rounds, facts.cycles / plan.clk_hz
-    alone = len(plan.stages) == 1
+    clk_hz, seconds = plan.clk_hz, facts.cycles / plan.clk_hz
     nodes, times = [], []
     for node, own in zip(plan.nodes, facts.nodes, strict=True):
-        estimated = node.input_gradient_s + node.weight_gradient_s
-        share = node.input_gradient_s / estimated if estimated else 1.0
-        forward_s, backward_s = own.forward_cycles / clk_hz, own.backward_cycles / clk_hz
-        rest = max(seconds - rounds * (forward_s + backward_s), 0.0)
-        update_s = rest if alone else own.tail_cycles / clk_hz
-        times.append((forward_s, share * backward_s, (1 - share) * backward_s, update_s))
-        nodes.append(
-            node.model_copy(
-                update={
-                    "forward_s": forward_s,
-                    "input_gradient_s": times[-1][1],
-                    "weight_gradient_s": times[-1][2],
-                    "update_s": update_s if plan.trains else 0.0,
-                    "sends_bytes": own.sends_bytes,
-                    "returns_bytes": own.returns_bytes,
-                    "memory_bytes": own.memory_bytes,
-                }
-            )
-        )
+        priced = own.priced(node, clk_hz)
+        passes_s = priced.forward_s, priced.input_gradient_s, priced.weight_gradient_s
+        update_s = priced.update_s
+        if len(plan.stages) == 1:  # all that is left
+            update_s = max(seconds - plan.rounds * sum(passes_s), 0.0)
+        times.append((*passes_s, update_s))
+        nodes.append(priced.model_copy(update={"update_s": update_s if plan.trains else 0.0}))
     timeline = _timeline(plan, np.array(times))
-    predicted = Prediction(
-        minibatch_s=seconds,
-        period_s=facts.period_cycles / clk_hz / plan.sharers,
-        bubble_rate=min(max(timeline.bubble_rate, 0.0), 1.0),
-        samples_per_s=plan.batch / seconds,
-        level="machine",
-    )
-    return plan.with_nodes(nodes).model_copy(update={"predicted": predicted}), timeline
+    period_s = facts.period_cycles / clk_hz / plan.sharers
+    return with_prices(plan, nodes, seconds, period_s, timeline)
 
 
 def _timeline(plan: Plan, times: NDArray[np.float64]) -> Timeline:
@@ -194,19 +152,6 @@ def _timeline(plan: Plan, times: NDArray[np.float64]) -> Timeline:
         schedule if plan.trains else forward_only(schedule),
         StageTimes(forward, inputs, weights, update, none, none),
     )
-
-
-def _question(
-    plan: Plan, graph: Graph, cluster: ClusterSpec, options: StepOptions
-) -> dict[str, Any]:
-    """All that the cycles of the programs depend on."""
-    return asked_of(plan, graph, cluster, options) | {
-        "what": "nodes together",
-        "layers": plan.division.layers,
-        "sizes": plan.division.sizes,
-        "degrees": {name: asdict(each) for name, each in plan.division.degrees.items()},
-        "schedule": [plan.schedule, plan.rounds],
-    }
 
 
 def _found(
@@ -246,8 +191,12 @@ def _found(
         pairs = zip(programs.parts, ends, strict=True)
         passes = [_shares(part, own, rounds, each) for part, own in pairs]
     nodes = [
-        NodeFacts(*own, *_moved_bytes(part, programs.placement), size)
-        for own, part, size in zip(passes, programs.parts, node_memory(plan, programs), strict=True)
+        NodeFacts(
+            forward, backward, 0.0, 0.0, tail, 0.0, *_moved_bytes(part, programs.placement), size
+        )
+        for (forward, backward, tail), part, size in zip(
+            passes, programs.parts, node_memory(plan, programs), strict=True
+        )
     ]
     return JointFacts(total, float(period), tuple(nodes))
 

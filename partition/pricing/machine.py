@@ -9,23 +9,20 @@ what `report` says of its build are the same numbers, because both come from her
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from functools import partial
 from typing import TYPE_CHECKING, Any
-
-import numpy as np
 
 from fpgapipe.errors import UserError
 from fpgapipe.hw.hls_models.cycles.engine_cycles import SIGNAL_CYCLES
 from fpgapipe.lowering.lower import Lowering, build_pipeline, tasks_of_devices
 from fpgapipe.lowering.memory.layout import memory_bytes
-from fpgapipe.lowering.schedule.schedule import TaskKind
 from fpgapipe.lowering.units.step_options import GRADIENTS, StepOptions
 from fpgapipe.network.graph_json import to_json
 from fpgapipe.partition.cost.cores import with_room
 from fpgapipe.partition.explore.planned import with_larger_scratchpads
 from fpgapipe.partition.placed_nodes import PlacedNodes
-from fpgapipe.partition.plan import Plan, Prediction
+from fpgapipe.partition.plan import Plan
 from fpgapipe.partition.pricing.cycle_account import CycleAccount, accounts
 from fpgapipe.partition.pricing.few_tasks import few_tasks
 from fpgapipe.partition.pricing.joint_prices import price_together, timed_rounds
@@ -34,9 +31,9 @@ from fpgapipe.partition.pricing.plan_cores import (
     memory_specs,
     wire_timings,
 )
-from fpgapipe.partition.pricing.plan_facts import PlanFacts, StageFacts
+from fpgapipe.partition.pricing.plan_facts import PlanFacts, with_prices
 from fpgapipe.partition.pricing.plan_memory import node_memory
-from fpgapipe.partition.pricing.prediction import PipelineTiming, timeline_of
+from fpgapipe.partition.pricing.prediction import PipelineTiming
 from fpgapipe.partition.pricing.price_cache import remembered
 from fpgapipe.partition.pricing.shared_batch import Group, alone, price_shared_batch, shared_batch_s
 from fpgapipe.partition.schedule.schedule_kinds import num_engines_of
@@ -205,45 +202,23 @@ def price_plan(
         _check_room(plan, cluster, [node.memory_bytes for node in found_plan.nodes])
         return found_plan, timeline
     clk_hz = plan.clk_hz
-    lanes: Sequence[Sequence[Task]] = _lanes(plan)
-    if num_engines_of(plan.schedule) > 1 and plan.trains:
-        timed = pipeline or lower_plan(plan, graph, cluster, options)
-        timing = PipelineTiming.of(timed, memory_specs(plan), wire_timings(plan, cluster))
-        lanes = [part.tasks for part in timed.parts]
-        timeline, cycles = timing.timeline_s(clk_hz), timing.mini_batch_cycles
-        facts = [
-            StageFacts.of(times, range(len(times.durations)), part.memory_bytes, timed.placement)
-            for times, part in zip(timing.tasks, timed.parts, strict=True)
+    question = asked_of(plan, graph, cluster, options) | {"what": "plan", "timed": _most(plan)}
+    answer = remembered(question, lambda: _found(plan, graph, cluster, options, pipeline).to_json())
+    found = PlanFacts.from_json(answer)
+    timeline = found.timeline(clk_hz)
+    nodes = [each.priced(node, clk_hz) for node, each in zip(plan.nodes, found.nodes, strict=True)]
+    if pipeline is not None:
+        nodes = [
+            node.model_copy(update={"memory_bytes": part.memory_bytes})
+            for node, part in zip(nodes, pipeline.parts, strict=True)
         ]
-    else:
-        question = _question(plan, graph, cluster, options)
-        answer = remembered(
-            question, lambda: _found(plan, graph, cluster, options, pipeline).to_json()
-        )
-        found = PlanFacts.from_json(answer)
-        timeline = timeline_of(lanes, found.stage_times, clk_hz)
-        facts, cycles = list(found.stages), found.cycles
-        if pipeline is not None:
-            facts = [
-                replace(each, memory_bytes=part.memory_bytes)
-                for each, part in zip(facts, pipeline.parts, strict=True)
-            ]
-    _check_room(plan, cluster, [each.memory_bytes for each in facts])
-    nodes, busy = [], []
-    for node, own, lane in zip(plan.nodes, facts, lanes, strict=True):
-        priced, busy_s = _priced_node(node, own, lane, clk_hz)
-        nodes.append(priced)
-        busy.append(busy_s / plan.num_microbatches)
-    seconds = timeline.makespan_s + SIGNAL_CYCLES / clk_hz if cycles is None else cycles / clk_hz
-    busy += [link.busy_s / plan.num_microbatches for link in timeline.links]
-    predicted = Prediction(
-        minibatch_s=seconds,
-        period_s=max(busy),
-        bubble_rate=min(max(timeline.bubble_rate, 0.0), 1.0),
-        samples_per_s=plan.batch / seconds,
-        level="machine",
-    )
-    return plan.with_nodes(nodes).model_copy(update={"predicted": predicted}), timeline
+    _check_room(plan, cluster, [node.memory_bytes for node in nodes])
+    seconds = timeline.makespan_s + SIGNAL_CYCLES / clk_hz
+    if found.cycles is not None:
+        seconds = found.cycles / clk_hz
+    busy_s = [each.busy_cycles / clk_hz for each in found.nodes]
+    busy_s += [link.busy_s for link in timeline.links]
+    return with_prices(plan, nodes, seconds, max(busy_s) / plan.num_microbatches, timeline)
 
 
 def price_with_room(
@@ -283,7 +258,7 @@ def _price_shared_batch(
         of_group = elements[: len(plan.nodes) // plan.independent]
         seconds = shared_batch_s(plan, priced, cluster, of_group)
     else:
-        question = _question(plan, graph, cluster, options) | {"what": "groups together"}
+        question = asked_of(plan, graph, cluster, options) | {"what": "groups together"}
         sizes, cycles = remembered(
             question, lambda: _found_together(plan, graph, cluster, options, pipeline)
         )
@@ -360,17 +335,6 @@ def _sizes_of_sharers(
     return [found[index][0] for index in alike], [found[index][1] for index in alike]
 
 
-def _question(
-    plan: Plan, graph: Graph, cluster: ClusterSpec, options: StepOptions
-) -> dict[str, Any]:
-    """All that the cycles of a plan's programs depend on."""
-    return asked_of(plan, graph, cluster, options) | {
-        "what": "plan",
-        "layers": plan.division.layers,
-        "schedule": [plan.schedule, plan.num_microbatches, _most(plan)],
-    }
-
-
 def _found(
     plan: Plan,
     graph: Graph,
@@ -382,19 +346,14 @@ def _found(
     few = takes_few(plan)
     if few or pipeline is None:
         pipeline = lower_plan(plan, graph, cluster, options, few=few)
+    is_concurrent = num_engines_of(plan.schedule) > 1 and plan.trains
     timing = PipelineTiming.of(
-        pipeline, memory_specs(plan), wire_timings(plan, cluster), _lanes(plan)
+        pipeline,
+        memory_specs(plan),
+        wire_timings(plan, cluster),
+        None if is_concurrent else _lanes(plan),
     )
-    return PlanFacts(
-        timing.stage_times,
-        tuple(
-            StageFacts.of(times, like, size, pipeline.placement)
-            for times, like, size in zip(
-                timing.tasks, timing.like, node_memory(plan, pipeline), strict=True
-            )
-        ),
-        timing.mini_batch_cycles,
-    )
+    return PlanFacts.of(timing, node_memory(plan, pipeline))
 
 
 def explain_plan(plan: Plan, graph: Graph, cluster: ClusterSpec) -> tuple[int, list[CycleAccount]]:
@@ -501,34 +460,3 @@ def _cycles(node: NodePlan) -> float:
 def _lanes(plan: Plan) -> list[list[Task]]:
     """Tasks of each device for all micro-batches."""
     return tasks_of_devices(plan.division, plan.order, train=plan.trains)
-
-
-def _priced_node(
-    node: NodePlan, facts: StageFacts, lane: Sequence[Task], clk_hz: float
-) -> tuple[NodePlan, float]:
-    """A node with the seconds and bytes of its program, and its seconds without a last update."""
-    kinds = np.array([task.kind for task in lane])
-    durations = np.array(facts.durations) / clk_hz
-    mean = {
-        kind: float(durations[kinds == kind].mean()) if (kinds == kind).any() else 0.0
-        for kind in (TaskKind.F, TaskKind.B, TaskKind.DX, TaskKind.DW, TaskKind.U)
-    }
-    estimated = node.input_gradient_s + node.weight_gradient_s
-    share = node.input_gradient_s / estimated if estimated else 1.0
-    inputs_s = share * mean[TaskKind.B]
-    priced = node.model_copy(
-        update={
-            "forward_s": mean[TaskKind.F],
-            "input_gradient_s": mean[TaskKind.DX] + inputs_s,
-            # So that both together do not depend on how they are shared, not even by rounding.
-            "weight_gradient_s": mean[TaskKind.DW] + (mean[TaskKind.B] - inputs_s),
-            "update_s": mean[TaskKind.U],
-            "sends_bytes": facts.sends_bytes,
-            "returns_bytes": facts.returns_bytes,
-            "memory_bytes": facts.memory_bytes,
-        }
-    )
-    counts = kinds != TaskKind.U
-    if counts.sum() < len(kinds) - 1:  # there is an update after each micro-batch
-        counts[:] = True
-    return priced, float(durations[counts].sum())

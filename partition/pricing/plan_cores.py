@@ -26,13 +26,18 @@ MAX_RATE_DENOMINATOR = 1 << 16
 def asked_of(
     plan: Plan, graph: Graph, cluster: ClusterSpec, options: StepOptions
 ) -> dict[str, Any]:
-    """Causes of the cycles of any program of a plan, as values of JSON."""
+    """Causes of the cycles of a plan's programs, as values of JSON."""
+    division = plan.division
     return {
         "graph": to_json(graph),
         "cores": [asdict(core) for core in plan.cores],
         "memories": [asdict(memory) for memory in memory_specs(plan)],
         "wires": [asdict(wire) for wire in wire_timings(plan, cluster)],
         "options": repr(options),
+        "layers": division.layers,
+        "sizes": division.sizes,
+        "degrees": {name: asdict(each) for name, each in division.degrees.items()},
+        "schedule": [plan.schedule, plan.num_microbatches, plan.replicas],
     }
 
 

@@ -128,7 +128,7 @@ class PipelineTiming:
         )
 
     @cached_property
-    def _lanes(self) -> Sequence[Sequence[Task]]:
+    def all_tasks(self) -> Sequence[Sequence[Task]]:
         """Tasks of each device for all micro-batches."""
         if self.lanes is not None:
             return self.lanes
@@ -137,7 +137,7 @@ class PipelineTiming:
     @cached_property
     def schedule(self) -> Schedule:
         """The schedule that the programs follow; results are sent while they are computed."""
-        return schedule_of(self._lanes)
+        return schedule_of(self.all_tasks)
 
     @property
     def stage_times(self) -> StageTimes:
@@ -145,13 +145,13 @@ class PipelineTiming:
         return self._slotted[0]
 
     @property
-    def _waits(self) -> Waits:
+    def waits(self) -> Waits:
         """Waits of tasks for a result that a concurrent task of the same step uses."""
         return self._slotted[1]
 
     @cached_property
     def _slotted(self) -> tuple[StageTimes, Waits]:
-        """`stage_times` and `_waits`, in which frames wait for slots."""
+        """`stage_times` and `waits`, in which frames wait for slots."""
         channels = []
         for (channel, maker, user), transfers in self._transfers.items():
             packets = {microbatch: each.packets for microbatch, each in transfers.items()}
@@ -174,7 +174,7 @@ class PipelineTiming:
         passes = {kind: np.zeros(shape) for kind in (TaskKind.F, TaskKind.DX, TaskKind.DW)}
         passes[TaskKind.B] = passes[TaskKind.DX]
         update = np.zeros(shape[0])
-        for stage, (lane, numbers) in enumerate(zip(self._lanes, self.like, strict=True)):
+        for stage, (lane, numbers) in enumerate(zip(self.all_tasks, self.like, strict=True)):
             durations = self.tasks[stage].durations[numbers]
             for task, cycles in zip(lane, durations, strict=True):
                 if task.kind is TaskKind.U:
@@ -255,13 +255,13 @@ class PipelineTiming:
         """For each micro-batch, number of the task in a stage's program that uses a channel."""
         return {
             task.microbatch: number
-            for task, number in zip(self._lanes[stage], self.like[stage], strict=True)
+            for task, number in zip(self.all_tasks[stage], self.like[stage], strict=True)
             if task.kind in RECEIVERS[channel]
         }
 
     @cached_property
     def _free_waits(self) -> Waits:
-        """`_waits` if all slots of a link were free before each transfer.
+        """`waits` if all slots of a link were free before each transfer.
 
         Each is a triple of the waiting task, the task that computes the result, and the least
         number of cycles from the end of the latter to the beginning of the former.
@@ -280,19 +280,7 @@ class PipelineTiming:
     @cached_property
     def timeline(self) -> Timeline:
         """Result of the event simulation."""
-        return simulate(self.schedule, self.stage_times, waits=self._waits)
-
-    def timeline_s(self, clk_hz: float) -> Timeline:
-        """The event simulation in seconds.
-
-        Parameters
-        ----------
-        clk_hz : float
-            Clock frequency of all devices, Hz.
-        """
-        times = self.stage_times.changed(lambda values: values / clk_hz)
-        waits = [(task, other, cycles / clk_hz) for task, other, cycles in self._waits]
-        return simulate(self.schedule, times, waits=waits)
+        return simulate(self.schedule, self.stage_times, waits=self.waits)
 
     @property
     def event_cycles(self) -> float:
@@ -318,7 +306,7 @@ class PipelineTiming:
         exactly as long as the event simulation says.
         """
         tasks = [len(part.tasks) for part in self.pipeline.parts]
-        is_whole = len(tasks) > 1 and tasks == list(map(len, self._lanes))
+        is_whole = len(tasks) > 1 and tasks == list(map(len, self.all_tasks))
         return self.cluster.cycles if is_whole else None
 
     def event_tasks(self) -> list[dict[Task, tuple[float, float]]]:
@@ -378,23 +366,6 @@ def _schedule(lanes: Sequence[Lane], num_stages: int) -> Schedule:
     count = len(set(lanes[0].microbatches.tolist()) - {-1})
     routes = np.zeros(count, np.int32)
     return Schedule("programs", count, stages, (stages,), routes, tuple(lanes), "stream")
-
-
-def timeline_of(
-    lanes: Sequence[Sequence[Task]], stage_times: StageTimes, clk_hz: float
-) -> Timeline:
-    """The event simulation of a mini-batch in seconds.
-
-    Parameters
-    ----------
-    lanes : sequence of sequence of Task
-        Tasks of each device, without concurrent ones.
-    stage_times : StageTimes
-        Cycles.
-    clk_hz : float
-        Clock frequency of all devices, Hz.
-    """
-    return simulate(schedule_of(lanes), stage_times.changed(lambda values: values / clk_hz))
 
 
 def _lane(device: int, engine: str, tasks: Sequence[Task]) -> Lane:

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 from fpgapipe.lowering.schedule.schedule import TaskKind
 from fpgapipe.partition.explore.plan_timeline import timeline_of_plan
-from fpgapipe.partition.plan import Prediction
 from fpgapipe.partition.pricing.all_reduce_cycles import all_reduce_s
+from fpgapipe.partition.pricing.plan_facts import with_prices
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -143,13 +143,6 @@ def price_shared_batch(
                 "memory_bytes": next(sizes),
             }
             nodes.append(found.model_copy(update=update))
-    priced = plan.with_nodes(nodes)
-    timeline = timeline_of_plan(priced, cluster)
-    predicted = Prediction(
-        minibatch_s=seconds,
-        period_s=max(each.plan.predicted.period_s for each in own) / len(own),
-        bubble_rate=min(max(timeline.bubble_rate, 0.0), 1.0),
-        samples_per_s=plan.batch / seconds,
-        level="machine",
-    )
-    return priced.model_copy(update={"predicted": predicted}), timeline
+    timeline = timeline_of_plan(plan.with_nodes(nodes), cluster)
+    period_s = max(each.plan.predicted.period_s for each in own) / len(own)
+    return with_prices(plan, nodes, seconds, period_s, timeline)

@@ -26,7 +26,7 @@ from fpgapipe.network.load import load_network
 from fpgapipe.network.zoo.layers import Network
 from fpgapipe.partition.pricing.closed_form import computed_layers
 from fpgapipe.partition.pricing.few_tasks import few_tasks
-from fpgapipe.partition.pricing.prediction import PipelineTiming, timeline_of
+from fpgapipe.partition.pricing.prediction import PipelineTiming, schedule_of
 from fpgapipe.partition.schedule.schedule_kinds import SCHEDULES, make_schedule
 from fpgapipe.partition.timeline.timeline import DeadlockError, StageTimes, simulate
 from fpgapipe.sim_tb.native.phy import WireSpec
@@ -115,7 +115,7 @@ def test_programs_of_a_few_microbatches_tell_how_frames_of_many_wait():
     few = digits_pipeline("1f1b-as", count, lambda tasks: few_tasks(tasks, 6))
     assert sum(len(part.tasks) for part in few.parts) < sum(map(len, lanes))
     times = PipelineTiming(few, whole.memories, whole.wires, lanes).stage_times
-    cycles = timeline_of(lanes, times, 1.0).makespan_s
+    cycles = simulate(schedule_of(lanes), times).makespan_s
     assert cycles == pytest.approx(whole.timeline.makespan_s, rel=0.005)
 
 
