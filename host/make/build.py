@@ -30,10 +30,10 @@ from fpgapipe.host.make.plan_tables import plan_parts
 from fpgapipe.host.make.planning import (
     AUTO,
     MERGED,
-    ORDERED,
     check_strategy,
     fastest_of,
     form_of,
+    has_order,
     spec_of,
     tried_strategies,
 )
@@ -55,7 +55,7 @@ from fpgapipe.partition.explore.explorer import explore
 from fpgapipe.partition.explore.planned import one_link_each, with_larger_scratchpads
 from fpgapipe.partition.explore.request import Request
 from fpgapipe.partition.explore.sharing import Way, ways_told
-from fpgapipe.partition.plan import DATA_PARALLEL, REPLICAS, Plan
+from fpgapipe.partition.plan import Plan
 from fpgapipe.partition.pricing.best_plan import BestPlan, best_plan
 from fpgapipe.partition.pricing.climb import FASTEST
 from fpgapipe.partition.schedule.built_schedules import check_schedule_kind
@@ -425,16 +425,14 @@ def build_board(
     if isinstance(found, PlannedDegrees):
         raise UserError(found.reason)
     made = found.plan
-    found_by = {DATA_PARALLEL: "data", REPLICAS: REPLICAS}
-    name = strategy or found_by.get(made.kind, "pipeline")
     boards = chain_of(board, num_boards, len(found.cluster.devices) // num_boards)
     built = build(
         network,
         boards,
         folder,
         micro_batches=made.num_microbatches,
-        strategy=name,
-        schedule=made.schedule if name in ORDERED else schedule,
+        strategy=found.strategy,
+        schedule=made.schedule if has_order(found.strategy) else schedule,
         options=options,
         package=package,
         **asked,

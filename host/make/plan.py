@@ -17,6 +17,7 @@ from fpgapipe.host.make.planning import (
     AUTO,
     MERGED,
     Chosen,
+    board_strategies,
     check_strategy,
     fastest_of,
     form_of,
@@ -38,7 +39,7 @@ from fpgapipe.network.load import load_file
 from fpgapipe.partition.explore.measured import plan_profile as cut_profile
 from fpgapipe.partition.explore.request import Request
 from fpgapipe.partition.explore.sharing import Way, fastest_sharing, ways_told
-from fpgapipe.partition.plan import PROFILE_PLAN, REPLICAS, Plan
+from fpgapipe.partition.plan import PROFILE_PLAN, Plan
 from fpgapipe.partition.pricing.best_plan import BestPlan, why_not_built
 from fpgapipe.partition.pricing.cycle_account import CycleAccount
 from fpgapipe.partition.pricing.machine import explain_plan
@@ -79,6 +80,8 @@ class Planned(Result):
         Micro-batches of a step, and where its cycles go on each device, if that was asked for.
     ways : tuple of Way
         Numbers of nodes of each board, if they were left open.
+    strategy : str
+        The strategy that found the plan.
     """
 
     plan: Plan
@@ -92,6 +95,7 @@ class Planned(Result):
     refused: tuple[str, ...] = ()
     explained: tuple[int, list[CycleAccount]] | None = None
     ways: tuple[Way, ...] = ()
+    strategy: str = "pipeline"
 
     @property
     def samples_per_s(self) -> float:
@@ -428,7 +432,7 @@ def plan(
         names = ["pipeline", *tried_strategies()]
     source, spec = loader(network), spec_of(cluster)
     if order is not None:
-        order = _order(order, len(spec.devices), micro_batches)
+        order = read_plain_schedule(order, len(spec.devices), micro_batches)
         schedule, micro_batches = order.kind, order.num_microbatches
     request = Request(
         source,
@@ -519,10 +523,9 @@ def plan_board(
         form = form_of(cells)
         return Request(source, batch, cluster.spec, num_microbatches=count, array=array, form=form)
 
-    has_order = options.get("schedule", "auto") != "auto"
-    has_order = has_order or any(options.get(name) for name in ("order", "objective", "free_order"))
-    tried = ("pipeline",) if has_order else ("pipeline", "data", REPLICAS)
-    names = (strategy,) if strategy else tried
+    orders = [options.get(name) for name in ("order", "objective", "free_order")]
+    is_ordered = options.get("schedule", "auto") != "auto" or any(orders)
+    names = [strategy] if strategy else board_strategies()[: 1 if is_ordered else None]
 
     def planned_on(cluster: Cluster) -> Planned | PlannedDegrees:
         asked: dict[str, Any] = {**options, "batch": batch, "micro_batches": micro_batches}
@@ -536,17 +539,15 @@ def plan_board(
     return replace(found, ways=ways) if isinstance(found, Planned) else found
 
 
-def _order(order: Schedule | Path | str, devices: int | None, count: int | None) -> Schedule:
-    return order if isinstance(order, Schedule) else read_plain_schedule(order, devices, count)
-
-
 def _planned(request: Request, made: Chosen) -> Planned:
     """The plan of a strategy, and whether it can be built."""
     best = made.pipeline
     graph = best.graph if best else request.load(made.plan.microbatch)
     built = best.built if best else why_not_built(made.plan, graph, request.cluster)
     return Planned(
-        made.plan, graph, request.cluster, made.timeline, built, best, search=made.degrees
+        *(made.plan, graph, request.cluster, made.timeline, built, best),
+        search=made.degrees,
+        strategy=made.strategy,
     )
 
 
@@ -577,7 +578,7 @@ def plan_profile(
         As for `plan`; the default objective is the ``bottleneck``.
     """
     if order is not None:
-        order = _order(order, devices, micro_batches)
+        order = read_plain_schedule(order, devices, micro_batches)
         devices, micro_batches, schedule = order.num_stages, order.num_microbatches, order.kind
     if devices is None:
         raise UserError("--profile needs --devices")

@@ -16,8 +16,9 @@ from fpgapipe.hw.hls_models.spec.device import ClusterSpec
 from fpgapipe.hw.hls_models.spec.systolic import Form
 from fpgapipe.jobs import results, starts_processes
 from fpgapipe.partition.explore.request import Request
-from fpgapipe.partition.plan import DATA_PARALLEL, LAYERWISE, REPLICAS, Plan
+from fpgapipe.partition.plan import Plan
 from fpgapipe.partition.pricing.best_plan import BestPlan, best_plan
+from fpgapipe.partition.schedule.schedule_kinds import SCHEDULES
 from fpgapipe.partition.strategies.plan_hybrid import plan_given_stages
 from fpgapipe.partition.strategies.plan_layerwise import plan_given_degrees
 from fpgapipe.partition.strategies.registered import STRATEGIES, search
@@ -34,9 +35,6 @@ MERGED = "merge"
 
 PIPELINES = ("pipeline", MERGED)
 """Strategies whose plans are pipelines."""
-
-ORDERED = (*PIPELINES, REPLICAS)
-"""Strategies whose plans have a schedule that may be asked for."""
 
 AUTO = "auto"
 """Name that asks for the fastest of a pipeline and the strategies that are tried."""
@@ -57,6 +55,17 @@ def strategy_names() -> list[str]:
 def tried_strategies() -> list[str]:
     """Names of the strategies that are tried besides a pipeline."""
     return [name for name in STRATEGIES.usable() if STRATEGIES[name].is_tried]
+
+
+def board_strategies() -> list[str]:
+    """Names of the strategies that are tried for boards whose number of nodes is open."""
+    rest = [name for name in STRATEGIES.usable() if STRATEGIES[name].suits_boards]
+    return [PIPELINES[0], *rest]
+
+
+def has_order(strategy: str) -> bool:
+    """Whether plans of a strategy have a schedule that may be asked for."""
+    return strategy in PIPELINES or (strategy in STRATEGIES and STRATEGIES[strategy].has_order)
 
 
 def spec_of(cluster: Cluster | ClusterSpec) -> ClusterSpec:
@@ -105,13 +114,12 @@ def check_strategy(strategy: str, schedule: str, free: tuple[str, ...]) -> None:
             f"--strategy must be {', '.join(names)}, or a file, not {shown(strategy)}"
             f"{nearest(strategy, names)}"
         )
-    if strategy not in ORDERED and schedule not in free:
+    if not has_order(strategy) and schedule not in free:
         raise UserError(
             f"--strategy {strategy} has no order of its own: leave out --schedule {schedule}, or "
             "take --strategy pipeline"
         )
-    if strategy in ORDERED and schedule in (DATA_PARALLEL, LAYERWISE):
-        name = "data" if schedule == DATA_PARALLEL else "layerwise"
+    if schedule in SCHEDULES and (name := SCHEDULES[schedule].strategy):
         raise UserError(f"{schedule} is no order of a pipeline: take --strategy {name}")
 
 
@@ -153,6 +161,7 @@ class Chosen:
 
     Attributes
     ----------
+    strategy : str
     plan : Plan
     timeline : Timeline
     degrees : LayerwisePlan or None
@@ -161,6 +170,7 @@ class Chosen:
         What else the search for a pipeline found.
     """
 
+    strategy: str
     plan: Plan
     timeline: Timeline
     degrees: LayerwisePlan | None = None
@@ -177,9 +187,9 @@ def plan_by(
 ) -> Chosen:
     """The fastest plan of one strategy; a pipeline has the smallest cores if that is asked for."""
     if strategy not in PIPELINES:
-        return Chosen(*plan_shards(request, network, strategy, progress))
+        return Chosen(strategy, *plan_shards(request, network, strategy, progress))
     found = best_pipeline(request, network, smallest=smallest, progress=progress)
-    return Chosen(found.plan, found.timeline, pipeline=found)
+    return Chosen(strategy, found.plan, found.timeline, pipeline=found)
 
 
 def fastest_of(

@@ -202,15 +202,19 @@ def read_schedule(
 
 
 def read_plain_schedule(
-    name: str | Path, num_devices: int | None = None, num_microbatches: int | None = None
+    name: Schedule | str | Path, num_devices: int | None = None, num_microbatches: int | None = None
 ) -> Schedule:
     """Read a schedule with a stage on each device, in the order of the devices.
+
+    A schedule that is one already is returned as it is.
 
     Raises
     ------
     FileError
         In the same cases as `read_schedule`, and if a device has other stages.
     """
+    if isinstance(name, Schedule):
+        return name
     made = read_schedule(name, None, num_microbatches)
     if made.placement != tuple(range(made.num_stages)):
         raise FileError(

@@ -483,7 +483,7 @@ _OWN: tuple[ScheduleKind, ...] = (
     ScheduleKind("zb-h1", zb_h1, h1_model, _h1_time, is_tried=True, is_compared=True),
     ScheduleKind("zb-h2", zb_h2, _h2_model, is_tried=True, is_compared=True),
     ScheduleKind("chimera", chimera, not_built=_SEVERAL),
-    ScheduleKind("data-parallel", data_parallel, not_built=_SEVERAL),
+    ScheduleKind("data-parallel", data_parallel, not_built=_SEVERAL, strategy="data"),
 )
 
 SCHEDULES: Registry[ScheduleKind] = Registry(

@@ -59,12 +59,18 @@ STRATEGIES: Registry[Strategy] = Registry(
     "fpgapipe.strategies",
     "strategy",
     {
-        "data": Strategy(partial(_without_search, plan_data_parallel), is_tried=True),
+        "data": Strategy(
+            partial(_without_search, plan_data_parallel), is_tried=True, suits_boards=True
+        ),
         **{name: Strategy(partial(_along, name)) for name in ONE_AXIS},
         "layerwise": Strategy(plan_layerwise, is_tried=True, estimate=plan_any_degrees),
         "hybrid": Strategy(partial(_without_search, plan_hybrid), is_tried=True, least_devices=3),
         "replicas": Strategy(
-            partial(_without_search, plan_replicas), is_tried=True, least_devices=4
+            partial(_without_search, plan_replicas),
+            is_tried=True,
+            least_devices=4,
+            suits_boards=True,
+            has_order=True,
         ),
     },
     instance_of(Strategy, search=_is_found),

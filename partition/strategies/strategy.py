@@ -36,6 +36,10 @@ class Strategy:
         Whether it is tried if the fastest of all strategies is asked for.
     least_devices : int
         Devices of the smallest cluster for which it is tried then.
+    suits_boards : bool
+        Whether it is also tried for boards whose number of nodes is open.
+    has_order : bool
+        Whether a schedule may be asked for.
     estimate : callable, optional
         Finds degrees of layers by formulas, for networks with layers that no core runs.
     """
@@ -43,4 +47,6 @@ class Strategy:
     search: Search
     is_tried: bool = False
     least_devices: int = 1
+    suits_boards: bool = False
+    has_order: bool = False
     estimate: Callable[[Request, Callable[[int, int], object]], LayerwisePlan] | None = None

@@ -186,7 +186,9 @@ def test_of_several_strategies_the_fastest_is_taken(monkeypatch):
             raise UserError("not this one")
         predicted = known.plan.predicted.model_copy(update={"minibatch_s": seconds[strategy]})
         plan = known.plan.model_copy(update={"predicted": predicted})
-        return planning.Chosen(plan, known.timeline, pipeline=replace(known.found, plan=plan))
+        return planning.Chosen(
+            strategy, plan, known.timeline, pipeline=replace(known.found, plan=plan)
+        )
 
     monkeypatch.setattr(planning, "plan_by", by)
     asked = ("pipeline", "layerwise", "data", "hybrid")  # hybrid takes three devices
