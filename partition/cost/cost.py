@@ -111,6 +111,8 @@ class LayerCost:
     fused_into : str or None
         The layer that does this layer's work along with its own. A cut of the graph between the
         two is not charged for the extra pass that it would need.
+    program_bytes : int
+        Bytes of the instructions for a mini-batch; formulas, which do not know them, say 0.
     """
 
     name: str
@@ -126,6 +128,12 @@ class LayerCost:
     activation_bytes: int
     kept: tuple[tuple[str, int], ...]
     fused_into: str | None = None
+    program_bytes: int = 0
+
+    @property
+    def state_bytes(self) -> int:
+        """Bytes that are needed once, whatever is in flight."""
+        return self.optimiser_bytes + self.operand_bytes + self.program_bytes
 
     @property
     def backward_s(self) -> float:

@@ -93,8 +93,8 @@ class Stage:
 
     @cached_property
     def state_bytes(self) -> int:
-        """Bytes of master weights, gradients, momentum and operand copies."""
-        return sum(cost.optimiser_bytes + cost.operand_bytes for cost in self.costs)
+        """Bytes that the layers need once; see `LayerCost.state_bytes`."""
+        return sum(cost.state_bytes for cost in self.costs)
 
     @cached_property
     def weight_bytes(self) -> int:

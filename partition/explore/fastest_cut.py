@@ -170,7 +170,7 @@ class Question:
         for stage, device in enumerate(devices):
             costs = self._layers[int(self.problem.device_kinds[device])]
             needed = self._kept_bytes * kept[stage]
-            needed += self._spans([float(c.optimiser_bytes + c.operand_bytes) for c in costs])
+            needed += self._spans([float(c.state_bytes) for c in costs])
             if not schedule.synchronous and schedule.keeps_weights:
                 versions = len(devices) - 1 - stage
                 needed += versions * self._spans([float(c.weight_bytes) for c in costs])

@@ -217,6 +217,7 @@ class _Simulation:
             sent = problem.cut_bytes(before)
             transfer_s = float(problem.transfer_s(np.array([sent]), link)[0]) if sent else 0.0
             kept = problem.kept_bytes(
+                problem.state[own].sum(),
                 problem.weight_bytes[own].sum(),
                 problem.activation_bytes[own].sum(),
                 len(answer.parts) - 1 - number,

@@ -61,9 +61,6 @@ def make_problem(
     ) -> NDArray[np.float64]:
         return np.array([float(sum(value(costs[name]) for name in names)) for names in groups])
 
-    weights = total(lambda cost: cost.weight_bytes, first)
-    state = total(lambda cost: cost.optimiser_bytes + cost.operand_bytes, first)
-    factor = float(state.sum() / weights.sum()) if weights.sum() else 0.0
     index = {name: number for number, names in enumerate(groups) for name in names}
     edges = {
         (index[source], index[name])
@@ -76,7 +73,7 @@ def make_problem(
         np.stack([total(lambda cost: cost.forward.seconds, column) for column in by_name], axis=1),
         np.stack([total(lambda cost: cost.backward_s, column) for column in by_name], axis=1),
         np.array([float(first[names[-1]].output_bytes) for names in groups]),
-        weights,
+        total(lambda cost: cost.weight_bytes, first),
         total(lambda cost: cost.activation_bytes, first),
         tuple(sorted(edges)),
         tuple(device_names),
@@ -85,7 +82,7 @@ def make_problem(
         np.array(row.link_bytes_per_s, np.float64),
         np.array(row.link_latency_s, np.float64),
         model,
-        factor,
+        total(lambda cost: cost.state_bytes, first),
         free_order,
     )
 

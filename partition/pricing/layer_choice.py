@@ -26,7 +26,7 @@ def priced_choice(
     cores: Mapping[DeviceSpec, NodeSpec],
     *,
     train: bool,
-    accumulates: bool,
+    count: int,
     scratchpad_bytes: int | None = None,
     options: StepOptions | None = None,
 ) -> Choice | None:
@@ -40,15 +40,16 @@ def priced_choice(
     graph : Graph
         The network for one micro-batch.
     cores : mapping of DeviceSpec to NodeSpec
-    train, accumulates : bool
+    train : bool
+    count : int
         As for `LayerPrices`.
     scratchpad_bytes : int, optional
         Upper limit of a core's scratchpad.
     options : StepOptions, optional
         As for `LayerPrices`.
     """
-    model = CostModel(graph, accumulates=accumulates)
-    prices = LayerPrices(graph, train, accumulates, options)
+    model = CostModel(graph, accumulates=count > 1)
+    prices = LayerPrices(graph, train, count, options)
     choice: Choice = {}
     try:
         for device, node in cores.items():

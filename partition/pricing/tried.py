@@ -231,7 +231,7 @@ def _by_layers(
         graph,
         cores,
         train=request.train,
-        accumulates=count > 1,
+        count=count,
         scratchpad_bytes=request.scratchpad_bytes,
         options=request.step_options,
     )

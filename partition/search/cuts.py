@@ -60,7 +60,7 @@ class Cuts(ABC):
     problem : PartitionProblem
     seconds : array, shape (kinds, cuts)
         Compute time of all layers before the cut, on each kind of device.
-    weight_bytes, activation_bytes : array, shape (cuts,)
+    state_bytes, weight_bytes, activation_bytes : array, shape (cuts,)
         Bytes of all layers before the cut.
     cut_bytes : array, shape (cuts,)
         Bytes of the boundary tensors that pass the cut, in one direction.
@@ -77,12 +77,14 @@ class Cuts(ABC):
         self,
         problem: PartitionProblem,
         seconds: Floats,
+        state_bytes: Floats,
         weight_bytes: Floats,
         activation_bytes: Floats,
         cut_bytes: Floats,
     ) -> None:
         self.problem = problem
         self.seconds = np.ascontiguousarray(seconds)
+        self.state_bytes = state_bytes
         self.weight_bytes = weight_bytes
         self.activation_bytes = activation_bytes
         self.cut_bytes = cut_bytes
@@ -176,7 +178,7 @@ class Cuts(ABC):
     def memory_before(self, stages_after: int) -> Floats:
         """For each cut, bytes of memory that all layers before it would need in one stage."""
         kept: Floats = self.problem.kept_bytes(
-            self.weight_bytes, self.activation_bytes, stages_after
+            self.state_bytes, self.weight_bytes, self.activation_bytes, stages_after
         )
         return kept
 
@@ -217,6 +219,7 @@ class Row(Cuts):
         super().__init__(
             problem,
             _prefix(problem.compute_s[self.order].T),
+            _prefix(problem.state[self.order]),
             _prefix(problem.weight_bytes[self.order]),
             _prefix(problem.activation_bytes[self.order]),
             cut_bytes,

@@ -217,6 +217,7 @@ class Downsets(Cuts):
         super().__init__(
             problem,
             (member @ problem.compute_s).T,
+            member @ problem.state,
             member @ problem.weight_bytes,
             member @ problem.activation_bytes,
             crossing @ problem.output_bytes,

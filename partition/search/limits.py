@@ -27,7 +27,10 @@ def explain(problem: PartitionProblem, fit: Fit) -> PlanError:
         float(problem.num_devices + 1)
         * float(
             problem.kept_bytes(
-                problem.weight_bytes.sum(), problem.activation_bytes.sum(), problem.num_devices - 1
+                problem.state.sum(),
+                problem.weight_bytes.sum(),
+                problem.activation_bytes.sum(),
+                problem.num_devices - 1,
             )
         ),
     )
@@ -89,8 +92,9 @@ def _remedy(
     fewer = math.ceil(over_bytes / activations) if activations else in_flight
     if fewer < in_flight:
         return f"{fewer} fewer micro-batch{'es' if fewer > 1 else ''} in flight would make it fit"
-    weights = float(sum(problem.weight_bytes[names[name]] for name in stages[worst].layers))
-    kept = float(problem.kept_bytes(weights, 0.0, len(stages) - 1 - worst))
+    own = [names[name] for name in stages[worst].layers]
+    state, weights = (each[own].sum() for each in (problem.state, problem.weight_bytes))
+    kept = float(problem.kept_bytes(state, weights, 0.0, len(stages) - 1 - worst))
     usable = float(problem.memory_bytes[stages[worst].devices[0]])
     if activations and kept < usable:
         share = activations * in_flight / (usable - kept)

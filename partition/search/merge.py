@@ -135,6 +135,7 @@ class _Merging:
         self.num_devices = num_devices
         before = np.concatenate([[0.0], np.cumsum(shares)])
         self.before: list[float] = before[bounds].tolist()
+        self.state = row.state_bytes[bounds]
         self.weights = row.weight_bytes[bounds]
         self.activations = row.activation_bytes[bounds]
         links = [row.transfer_s(link) for link in range(num_devices - 1)]
@@ -177,6 +178,7 @@ class _Merging:
         behind = (self.before[-1] - self.before[end]) * self.num_devices
         after = min(int(np.ceil(behind - TOLERANCE)), self.num_devices - 1)
         needed = self.problem.kept_bytes(
+            self.state[end] - self.state[begin],
             self.weights[end] - self.weights[begin],
             self.activations[end] - self.activations[begin],
             after,

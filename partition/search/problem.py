@@ -173,8 +173,9 @@ class PartitionProblem:
         link. In free order all links must be equal.
     schedule : ScheduleModel
         Model of the schedule.
-    state_factor : float
-        Bytes of weights, gradients and optimiser state that are kept per byte of weights.
+    state_bytes : array, shape (layers,), optional
+        Bytes that each layer needs once, whatever is in flight: weights, gradients and optimiser
+        state, and programs where they are known. Twice the bytes of the weights if not given.
     free_order : bool
         Whether the devices may be taken in any order.
     """
@@ -192,7 +193,7 @@ class PartitionProblem:
     link_bytes_per_s: Floats
     link_latency_s: Floats
     schedule: ScheduleModel
-    state_factor: float = 2.0
+    state_bytes: Floats | None = None
     free_order: bool = False
 
     def __post_init__(self) -> None:
@@ -206,6 +207,7 @@ class PartitionProblem:
             "output_bytes": (num_layers,),
             "weight_bytes": (num_layers,),
             "activation_bytes": (num_layers,),
+            "state": (num_layers,),
             "device_kinds": (num_devices,),
             "memory_bytes": (num_devices,),
             "link_bytes_per_s": (num_devices - 1,),
@@ -274,7 +276,8 @@ class PartitionProblem:
     def has_memory_limit(self) -> bool:
         """Whether any device is too small for the most that it might have to keep."""
         after = self.num_devices - 1
-        most = self.kept_bytes(self.weight_bytes.sum(), self.activation_bytes.sum(), after)
+        layers = self.state.sum(), self.weight_bytes.sum(), self.activation_bytes.sum()
+        most = self.kept_bytes(*layers, after)
         return bool((self.memory_bytes < most).any())
 
     @cached_property
@@ -303,10 +306,18 @@ class PartitionProblem:
             bounds.append(float((times * weights).min(axis=1).sum() / weights.sum()))
         return max(bounds)
 
-    def kept_bytes(self, weight_bytes: Any, activation_bytes: Any, stages_after: int) -> Any:
+    @cached_property
+    def state(self) -> Floats:
+        """`state_bytes`, or its default."""
+        return 2 * self.weight_bytes if self.state_bytes is None else self.state_bytes
+
+    def kept_bytes(
+        self, state_bytes: Any, weight_bytes: Any, activation_bytes: Any, stages_after: int
+    ) -> Any:
         """Bytes of memory that a stage needs; takes numbers or arrays of them."""
-        copies = self.state_factor + self.schedule.weight_versions(stages_after) - 1
-        return weight_bytes * copies + activation_bytes * self.schedule.in_flight(stages_after)
+        older = self.schedule.weight_versions(stages_after) - 1
+        in_flight = self.schedule.in_flight(stages_after)
+        return state_bytes + weight_bytes * older + activation_bytes * in_flight
 
     def transfer_s(self, cut_bytes: Floats, link: int) -> Floats:
         """Seconds of one transfer over a link, for an array of cuts; inf if there is no link."""

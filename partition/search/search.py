@@ -405,6 +405,7 @@ def assignments(cuts: Cuts, ends: Ends) -> tuple[StageAssignment, ...]:
         layers = cuts.layers_between(start, end.cut)
         transfer = float(cuts.transfer_s(slot.link)[end.cut])
         memory = problem.kept_bytes(
+            problem.state[layers].sum(),
             problem.weight_bytes[layers].sum(),
             problem.activation_bytes[layers].sum(),
             slot.stages_after,

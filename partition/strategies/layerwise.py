@@ -228,9 +228,7 @@ class LayerwiseProblem:
             moved = weights // 4 * GRADIENT_BYTES * degrees.channel
             sum_s = moved / min(self._chain.link_bytes_per_s[:hops])
             sum_s += 2 * sum(self._chain.link_latency_s[:hops])
-        memory = sum(
-            cost.optimiser_bytes + cost.operand_bytes + cost.activation_bytes for cost in costs
-        )
+        memory = sum(cost.state_bytes + cost.activation_bytes for cost in costs)
         return seconds, sum_s, float(memory)
 
     def _seconds(self, names: Sequence[str], degrees: Degrees, device: DeviceSpec) -> float:

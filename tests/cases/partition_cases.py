@@ -111,8 +111,8 @@ def times(problem, stages, devices):
         after = len(stages) - 1 - s
         weights = problem.weight_bytes[layers].sum()
         features = problem.activation_bytes[layers].sum()
-        copies = problem.state_factor + schedule.weight_versions(after) - 1
-        if weights * copies + features * schedule.in_flight(after) > problem.memory_bytes[device]:
+        kept = problem.state[layers].sum() + weights * (schedule.weight_versions(after) - 1)
+        if kept + features * schedule.in_flight(after) > problem.memory_bytes[device]:
             return None
         transfer = _transfer(problem, stages, s)
         if math.isinf(transfer):

@@ -118,17 +118,23 @@ def test_updates_that_wait_for_the_norm_are_priced(devices, kind):
     assert clipped - plain == pytest.approx(true - plain_true, rel=0.02)
 
 
-def test_layers_take_what_the_program_takes():
-    plan, graph, cluster = planned(devices=1, count=1)
-    request = Request(lambda samples: graph, graph.batch, cluster, ("1f1b-as",), 1, (8, 8))
+@pytest.mark.parametrize("count", [1, 4])
+def test_layers_take_what_the_program_takes(count):
+    graph, cluster = planned(devices=1, count=count)[1:]
+    batch = count * graph.batch
+    request = Request(lambda samples: graph, batch, cluster, ("1f1b-as",), count, (8, 8))
     best = explore(request).best
     node, estimates = best.stages[0].node, best.stages[0].costs
-    costs = LayerPrices(graph, True, accumulates=False).costs(estimates, with_links(node, ()))
-    seconds = sum(cost.total_s + cost.update.seconds for cost in costs)
-    plan = as_plan(best, graph, "small", graph.batch, cluster)
+    costs = LayerPrices(graph, True, count).costs(estimates, with_links(node, ()))
+    seconds = sum(count * cost.total_s + cost.update.seconds for cost in costs)
+    plan = as_plan(best, graph, "small", batch, cluster)
     priced, _ = price_plan(plan, graph, cluster)
     assert seconds == pytest.approx(priced.predicted.minibatch_s, rel=0.02)
     assert all(cost.weight_bytes == 0 or cost.update.seconds > 0 for cost in costs)
+    (program,) = lower_plan(plan, graph, cluster).parts
+    # The first micro-batch, whose gradients begin sums, takes fewer instructions than the others.
+    share = sum(cost.program_bytes for cost in costs) / program.demand.program_bytes
+    assert 0.99 < share < 1 + 0.01 * count
 
 
 @pytest.mark.parametrize("kind", ["zb-h1", "fbp-as"])
@@ -148,13 +154,11 @@ def test_a_scratchpad_without_room_is_doubled():
     graph = small_network(2)
     node = core_of(device, 4, 4)
     small = replace(node, core=replace(node.core, scratchpad=ScratchpadSpec(2, 1 << 11)))
-    found = priced_choice(graph, {device: small}, train=True, accumulates=False)
+    found = priced_choice(graph, {device: small}, train=True, count=1)
     assert found is not None
     larger, _ = found[device]
     size_bytes = larger.core.scratchpad.size_bytes
     assert size_bytes > small.core.scratchpad.size_bytes
     assert replace(larger, core=replace(larger.core, scratchpad=small.core.scratchpad)) == small
     limit = size_bytes // 2
-    assert not priced_choice(
-        graph, {device: small}, train=True, accumulates=False, scratchpad_bytes=limit
-    )
+    assert not priced_choice(graph, {device: small}, train=True, count=1, scratchpad_bytes=limit)

@@ -75,7 +75,6 @@ def test_memory_stops_a_merge():
     fields = {
         "weight_bytes": [5.0, 5.0, 5.0, 5.0],
         "schedule": schedule_model("1f1b-as", 8),
-        "state_factor": 2.0,
     }
     problem = given([1, 1, 1, 5], 2, [5, 9, 3], memory_bytes=np.full(2, 20.0), **fields)
     with pytest.raises(PlanError) as error:

@@ -128,8 +128,7 @@ def replicated_times(problem, sizes, replicas, synchronisation):
         compute = problem.compute_s[layers, 0].sum()
         weights = problem.weight_bytes[layers].sum()
         after = math.ceil(sum(replicas[s + 1 :]) / m)
-        copies = problem.state_factor + schedule.weight_versions(after) - 1
-        kept = weights * copies
+        kept = problem.state[layers].sum() + weights * (schedule.weight_versions(after) - 1)
         kept += problem.activation_bytes[layers].sum() * schedule.in_flight(after)
         if kept > problem.memory_bytes[0]:
             return None
