@@ -15,6 +15,12 @@ if TYPE_CHECKING:
 NO_ORDER = "has no order of its own, but searches one for given times"
 """Message about kinds that are made for given times."""
 
+SEVERAL = "has other than one stage on each device"
+"""Message about kinds that no programs are made for."""
+
+CHUNKS = 2
+"""Stages per device of a kind with several, unless another number is given."""
+
 MakeFor: TypeAlias = "Callable[[int, int, StageTimes, int | None], Schedule]"
 
 

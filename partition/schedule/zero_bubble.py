@@ -14,7 +14,8 @@ import numpy as np
 
 from fpgapipe.lowering.schedule.schedule import Lane, Schedule, ScheduleError, TaskKind
 from fpgapipe.partition.schedule.schedule_kind import ScheduleKind
-from fpgapipe.partition.schedule.schedule_kinds import check_passes, h1_model, split_chain, zb_h1
+from fpgapipe.partition.schedule.schedule_kinds import check_passes
+from fpgapipe.partition.schedule.split_backward import h1_model, split_chain, zb_h1
 from fpgapipe.partition.timeline.timeline import StageTimes, Timeline, simulate
 
 MAX_GREEDY_TASKS = 60_000

@@ -16,9 +16,10 @@ from fpgapipe.lowering.schedule.schedule import (
     TaskKind,
     parse,
 )
+from fpgapipe.partition.schedule.interleaved import interleaved
 from fpgapipe.partition.schedule.replicated import replicated
 from fpgapipe.partition.schedule.schedule_kind import ScheduleKind
-from fpgapipe.partition.schedule.schedule_kinds import SCHEDULES, interleaved, make_schedule
+from fpgapipe.partition.schedule.schedule_kinds import SCHEDULES, make_schedule
 from fpgapipe.partition.schedule.schedule_rules import check_schedule
 from fpgapipe.partition.schedule.zero_bubble import zb_auto
 from fpgapipe.partition.timeline.timeline import StageTimes, simulate
