@@ -413,12 +413,16 @@ class _Search:
                 graph = self.request.load(plan.microbatch)
                 asked = replace(self.request, load=KnownGraphs((graph,)))
                 limit_s = min((each.seconds for each in self.tried if each.is_exact), default=inf)
-                jobs[look] = asked, self.network, look.count, look.cores, limit_s, self.can_build
+                jobs[look] = (
+                    *(asked, self.network, look.count, look.cores, limit_s, self.can_build),
+                    self._of(look.estimate),
+                )
         found = results(plans_of, list(jobs.values()), self.on_step)
         for look, plans in zip(jobs, found, strict=True):
             by_layers = self._by_layers(look)
             self.best_of[look] = min(
-                (each.seconds for each in plans if each.is_exact or by_layers), default=inf
+                (each.seconds for each in plans if each.is_exact or (by_layers and each.is_priced)),
+                default=inf,
             )
         self.tried += (plans := list(chain(*found)))
         return plans
@@ -519,7 +523,7 @@ class _Search:
         if not exact:
             return "compared by estimates alone"
         others = [look for look in looks if self.best_of.get(look, inf) == inf]
-        rest = len(self.tried) - len(exact)
+        rest = sum(each.is_priced for each in self.tried) - len(exact)
         by_layers = f", and {rest} more by programs of layers," if rest else ""
         told = (
             f"compared by whole programs: {len(exact)} plan{'s' if len(exact) > 1 else ''}"

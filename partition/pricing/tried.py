@@ -55,6 +55,8 @@ class Tried:
         Why no programs are possible; empty if that is not known.
     by_layers_s : float
         What `seconds` was by prices of layers, if the times are those of programs by now.
+    is_priced : bool
+        Whether the times are not just those of formulas, since no cut by prices of layers has room.
     """
 
     plan: Plan
@@ -62,6 +64,7 @@ class Tried:
     synchronous: bool
     fault: str = ""
     by_layers_s: float = 0.0
+    is_priced: bool = True
 
     @property
     def engines(self) -> int:
@@ -115,6 +118,7 @@ def plans_of(
     cores: dict[DeviceSpec, NodeSpec],
     limit_s: float,
     can_build: bool,
+    estimate: Tried,
 ) -> list[Tried]:
     """Plans with some cores and a number of micro-batches, the fastest first.
 
@@ -124,6 +128,8 @@ def plans_of(
         The program of a plan on one device is not timed if it cannot be faster than this.
     can_build : bool
         Whether programs are made; if not, only layers are priced.
+    estimate : Tried
+        The plan of formulas, which is returned with the reason if no cut has room.
     """
     graph = request.load(request.batch // count)
     choice: Choice | None
@@ -138,12 +144,15 @@ def plans_of(
         choice = _by_layers(request, graph, cores, count)
     engines = max(node.core.num_engines for node in cores.values())
     tried: list[Tried] = []
-    for each in _distinct(_cuts(request, graph, choice, count)):
+    reasons: list[str] = []
+    for each in _distinct(_cuts(request, graph, choice, count, reasons)):
         found = _as_tried(each, graph, network, request)
         if by_program and least_of(each.steady_s, engines) < limit_s and is_soon_priced(found.plan):
             found = timed(request, graph, found)
             limit_s = min(limit_s, found.seconds if found.is_exact else inf)
         tried.append(found)
+    if reasons and not tried:
+        tried.append(replace(estimate, fault=reasons[0], is_priced=False))
     return tried
 
 
@@ -242,8 +251,10 @@ def _as_tried(candidate: Candidate, graph: Graph, network: str, request: Request
     return Tried(plan, plan.predicted, candidate.timeline.schedule.synchronous)
 
 
-def _cuts(request: Request, graph: Graph, choice: Choice | None, count: int) -> Iterator[Candidate]:
-    """The fastest candidates of all schedules by the prices of a choice."""
+def _cuts(
+    request: Request, graph: Graph, choice: Choice | None, count: int, reasons: list[str]
+) -> Iterator[Candidate]:
+    """The fastest candidates of all schedules by the prices of a choice; or why there are none."""
     if choice is None:
         return
     engines = {node.core.num_engines for node, _ in choice.values()}
@@ -253,8 +264,10 @@ def _cuts(request: Request, graph: Graph, choice: Choice | None, count: int) -> 
         chains = device_chains(request.cluster)
         with suppress(ScheduleError):
             for each in chains if set(choice) == set(request.cluster.devices) else ():
-                with suppress(PlanError):
+                try:
                     yield plan_one(request, graph, choice, each, kind, count)
+                except PlanError as error:
+                    reasons.append(str(error))
             if not (request.all_devices or request.merges):
                 yield from on_one_device(
                     request.cluster, choice, kind, request.batch, count, request.train
