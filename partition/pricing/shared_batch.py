@@ -6,9 +6,9 @@ A group is a node that has the whole network, or a replica of a pipeline.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from itertools import islice
 from typing import TYPE_CHECKING
 
+from fpgapipe.lowering.placement import Placement
 from fpgapipe.lowering.schedule.schedule import TaskKind
 from fpgapipe.partition.explore.plan_timeline import timeline_of_plan
 from fpgapipe.partition.pricing.all_reduce_cycles import all_reduce_s
@@ -28,12 +28,13 @@ def alone(plan: Plan, index: int) -> Plan:
     Its nodes have no links to those of other groups.
     """
     count = plan.independent
-    size = len(plan.nodes) // count
-    nodes = list(islice(plan.nodes, index * size, (index + 1) * size))
-    if index:
-        nodes[0] = _with_links(nodes[0], slice(1, None))
-    if index < count - 1:
-        nodes[-1] = _with_links(nodes[-1], slice(None, -1))
+    size, placement = len(plan.nodes) // count, Placement.chain(len(plan.nodes))
+    own = range(index * size, (index + 1) * size)
+    nodes = []
+    for number in own:
+        beside = [placement.before(number), placement.after(number)]
+        kept = [placement.link(number, each) for each in beside if each is not None and each in own]
+        nodes.append(_with_links(plan.nodes[number], kept))
     stages = [
         stage.model_copy(update={"nodes": (node,), "degrees": {}})
         for stage, node in zip(plan.stages, nodes, strict=True)
@@ -48,8 +49,8 @@ def alone(plan: Plan, index: int) -> Plan:
     )
 
 
-def _with_links(node: NodePlan, kept: slice) -> NodePlan:
-    core = replace(node.core, links=node.core.links[kept])
+def _with_links(node: NodePlan, kept: Sequence[int]) -> NodePlan:
+    core = replace(node.core, links=tuple(node.core.links[link] for link in kept))
     return node.model_copy(update={"spec": replace(node.spec, core=core)})
 
 
