@@ -72,9 +72,10 @@ class BurstGate(wiring.Signature):
     end : Out(1)
         Whether the burst is the last one of its instruction.
     allow : In(1)
-        The burst may be taken.
+        The burst may be taken, if only to end its instruction.
     refused : In(1)
-        The instruction fails from this burst on; by itself, since a code is there later.
+        The instruction fails from this burst on. Like `allow`, it is a bit of its own, since these
+        are there before a code is.
     refusal : In(8)
         The ErrorCode of the instruction if it is refused, or NONE.
     taken : Out(1)

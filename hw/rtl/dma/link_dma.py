@@ -457,7 +457,7 @@ class ReceiveEngine(wiring.Component):
         m.d.comb += [
             enough.eq(have > gate.words),
             exact.eq(complete & (have == gate.words + 1)),
-            gate.allow.eq(enough & (exact | ~gate.end)),
+            gate.allow.eq(enough | complete | wrong_tag | lost),
         ]
         misfits = wrong_tag | Mux(enough, gate.end & ~exact, complete)
         m.d.comb += gate.refused.eq(misfits | lost)

@@ -140,9 +140,10 @@ class StoreEngine(wiring.Component):
         m.submodules.queue = queue = SyncFIFOBuffered(width=under_way.size, depth=spec.outstanding)
         burst = generator.o.payload
         next_burst = Signal(under_way)
-        code, wrong = burst.code, burst.code != ErrorCode.NONE
+        code = burst.code
+        wrong = has_error = burst.code != ErrorCode.NONE
         if not self._has_scratchpad:
-            code, wrong = Mux(wrong, code, self.gate.refusal), wrong | self.gate.refused
+            code, wrong = Mux(has_error, code, self.gate.refusal), has_error | self.gate.refused
         take, reader_free = Signal(), Signal()
         address = Signal(burst.memory.shape(), reset_less=True)
         beats = Signal(8, reset_less=True)
@@ -154,7 +155,7 @@ class StoreEngine(wiring.Component):
             next_burst.code.eq(code),
             next_burst.index.eq(burst.index),
             generator.o.ready.eq(
-                free if self._has_scratchpad else free & (self.gate.allow | wrong)
+                free if self._has_scratchpad else free & (self.gate.allow | has_error)
             ),
             take.eq(generator.o.valid & generator.o.ready),
             queue.w_data.eq(next_burst),
