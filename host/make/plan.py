@@ -525,7 +525,7 @@ def plan_board(
 
     orders = [options.get(name) for name in ("order", "objective", "free_order")]
     is_ordered = options.get("schedule", "auto") != "auto" or any(orders)
-    names = [strategy] if strategy else board_strategies()[: 1 if is_ordered else None]
+    names = (strategy,) if strategy else board_strategies()[: 1 if is_ordered else None]
 
     def planned_on(cluster: Cluster) -> Planned | PlannedDegrees:
         asked: dict[str, Any] = {**options, "batch": batch, "micro_batches": micro_batches}

@@ -16,7 +16,7 @@ from fpgapipe.hw.hls_models.spec.device import ClusterSpec
 from fpgapipe.hw.hls_models.spec.systolic import Form
 from fpgapipe.jobs import results, starts_processes
 from fpgapipe.partition.explore.request import Request
-from fpgapipe.partition.plan import Plan
+from fpgapipe.partition.plan import LAYERWISE, Plan
 from fpgapipe.partition.pricing.best_plan import BestPlan, best_plan
 from fpgapipe.partition.schedule.schedule_kinds import SCHEDULES
 from fpgapipe.partition.strategies.plan_hybrid import plan_given_stages
@@ -57,10 +57,10 @@ def tried_strategies() -> list[str]:
     return [name for name in STRATEGIES.usable() if STRATEGIES[name].is_tried]
 
 
-def board_strategies() -> list[str]:
+def board_strategies() -> tuple[str, ...]:
     """Names of the strategies that are tried for boards whose number of nodes is open."""
     rest = [name for name in STRATEGIES.usable() if STRATEGIES[name].suits_boards]
-    return [PIPELINES[0], *rest]
+    return (PIPELINES[0], *rest)
 
 
 def has_order(strategy: str) -> bool:
@@ -119,7 +119,10 @@ def check_strategy(strategy: str, schedule: str, free: tuple[str, ...]) -> None:
             f"--strategy {strategy} has no order of its own: leave out --schedule {schedule}, or "
             "take --strategy pipeline"
         )
-    if schedule in SCHEDULES and (name := SCHEDULES[schedule].strategy):
+    name = SCHEDULES[schedule].strategy if schedule in SCHEDULES else ""
+    if schedule == LAYERWISE:  # a kind of plan that is shown as no schedule
+        name = "layerwise"
+    if name:
         raise UserError(f"{schedule} is no order of a pipeline: take --strategy {name}")
 
 
