@@ -16,9 +16,8 @@ from fpgapipe.hw.hls_models.spec.device import ClusterSpec
 from fpgapipe.hw.hls_models.spec.systolic import Form
 from fpgapipe.jobs import results, starts_processes
 from fpgapipe.partition.explore.request import Request
-from fpgapipe.partition.plan import LAYERWISE, Plan
+from fpgapipe.partition.plan import Plan
 from fpgapipe.partition.pricing.best_plan import BestPlan, best_plan
-from fpgapipe.partition.schedule.schedule_kinds import SCHEDULES
 from fpgapipe.partition.strategies.plan_hybrid import plan_given_stages
 from fpgapipe.partition.strategies.plan_layerwise import plan_given_degrees
 from fpgapipe.partition.strategies.registered import STRATEGIES, search
@@ -119,11 +118,9 @@ def check_strategy(strategy: str, schedule: str, free: tuple[str, ...]) -> None:
             f"--strategy {strategy} has no order of its own: leave out --schedule {schedule}, or "
             "take --strategy pipeline"
         )
-    name = SCHEDULES[schedule].strategy if schedule in SCHEDULES else ""
-    if schedule == LAYERWISE:  # a kind of plan that is shown as no schedule
-        name = "layerwise"
-    if name:
-        raise UserError(f"{schedule} is no order of a pipeline: take --strategy {name}")
+    for name in STRATEGIES.usable():
+        if schedule == STRATEGIES[name].kind:
+            raise UserError(f"{schedule} is no order of a pipeline: take --strategy {name}")
 
 
 def plan_shards(

@@ -22,5 +22,5 @@ def data_parallel(p: int, m: int) -> Schedule:
     return Schedule("data-parallel", m, tuple(range(p)), routes, route_of, tuple(lanes), "after")
 
 
-DATA_PARALLEL = ScheduleKind("data-parallel", data_parallel, not_built=SEVERAL, strategy="data")
+DATA_PARALLEL = ScheduleKind("data-parallel", data_parallel, not_built=SEVERAL)
 """The kind of schedule."""

@@ -59,8 +59,6 @@ class ScheduleKind:
         Whether comparisons of ways to train have it.
     takes_chunks : bool
         Whether a device has several stages.
-    strategy : str
-        The strategy whose plans it shows, if it is no order of a pipeline.
     """
 
     name: str
@@ -73,7 +71,6 @@ class ScheduleKind:
     is_tried: bool = False
     is_compared: bool = False
     takes_chunks: bool = False
-    strategy: str = ""
 
     @property
     def why_not_built(self) -> str:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import ConfigDict, TypeAdapter
 
 from fpgapipe.partition.explore.explorer import with_enough_splits
-from fpgapipe.partition.plan import Plan
+from fpgapipe.partition.plan import DATA_PARALLEL, LAYERWISE, REPLICAS, Plan
 from fpgapipe.partition.pricing.machine import price_plan
 from fpgapipe.partition.pricing.price_cache import question_of, remembered
 from fpgapipe.partition.strategies.data_parallel import plan_data_parallel
@@ -60,15 +60,21 @@ STRATEGIES: Registry[Strategy] = Registry(
     "strategy",
     {
         "data": Strategy(
-            partial(_without_search, plan_data_parallel), is_tried=True, suits_boards=True
+            partial(_without_search, plan_data_parallel),
+            is_tried=True,
+            kind=DATA_PARALLEL,
+            suits_boards=True,
         ),
         **{name: Strategy(partial(_along, name)) for name in ONE_AXIS},
-        "layerwise": Strategy(plan_layerwise, is_tried=True, estimate=plan_any_degrees),
+        "layerwise": Strategy(
+            plan_layerwise, is_tried=True, kind=LAYERWISE, estimate=plan_any_degrees
+        ),
         "hybrid": Strategy(partial(_without_search, plan_hybrid), is_tried=True, least_devices=3),
         "replicas": Strategy(
             partial(_without_search, plan_replicas),
             is_tried=True,
             least_devices=4,
+            kind=REPLICAS,
             suits_boards=True,
             has_order=True,
         ),

@@ -36,6 +36,8 @@ class Strategy:
         Whether it is tried if the fastest of all strategies is asked for.
     least_devices : int
         Devices of the smallest cluster for which it is tried then.
+    kind : str
+        Kind of its plans (`fpgapipe.partition.plan.Plan.kind`), if they have one of their own.
     suits_boards : bool
         Whether it is also tried for boards whose number of nodes is open.
     has_order : bool
@@ -47,6 +49,7 @@ class Strategy:
     search: Search
     is_tried: bool = False
     least_devices: int = 1
+    kind: str = ""
     suits_boards: bool = False
     has_order: bool = False
     estimate: Callable[[Request, Callable[[int, int], object]], LayerwisePlan] | None = None
