@@ -116,7 +116,8 @@ def price_together(
     UserError
         If no programs are made for the plan, or a layer does not fit its core.
     """
-    question = asked_of(plan, graph, cluster, options) | {"what": "nodes together"}
+    question = asked_of(plan, graph, cluster, options)
+    question |= {"what": "nodes together", "timed": timed_rounds(plan)}
 
     def find() -> str:
         found = _found(plan, graph, cluster, options, pipeline)
@@ -191,9 +192,7 @@ def _found(
         pairs = zip(programs.parts, ends, strict=True)
         passes = [_shares(part, own, rounds, each) for part, own in pairs]
     nodes = [
-        NodeFacts(
-            forward, backward, 0.0, 0.0, tail, 0.0, *_moved_bytes(part, programs.placement), size
-        )
+        NodeFacts(forward, backward, tail, *_moved_bytes(part, programs.placement), size)
         for (forward, backward, tail), part, size in zip(
             passes, programs.parts, node_memory(plan, programs), strict=True
         )

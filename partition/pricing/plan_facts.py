@@ -35,27 +35,27 @@ class NodeFacts:
     ----------
     forward_cycles, backward_cycles : float
         Mean cycles of a pass over a micro-batch, where both gradients are one task.
-    input_gradient_cycles, weight_gradient_cycles : float
-        Mean cycles of such tasks of their own.
     update_cycles : float
         Cycles of an update, or those after the last pass where nodes sum their gradients.
-    busy_cycles : float
-        Cycles of all tasks but a last update.
     sends_bytes, returns_bytes : int
         Bytes of a micro-batch that go to the next stage, and to the one before.
     memory_bytes : int
         Bytes of memory for the whole mini-batch.
+    input_gradient_cycles, weight_gradient_cycles : float
+        Mean cycles of such tasks of their own.
+    busy_cycles : float
+        Cycles of all tasks but a last update; 0 where nodes are timed together.
     """
 
     forward_cycles: float
     backward_cycles: float
-    input_gradient_cycles: float
-    weight_gradient_cycles: float
     update_cycles: float
-    busy_cycles: float
     sends_bytes: int
     returns_bytes: int
     memory_bytes: int
+    input_gradient_cycles: float = 0.0
+    weight_gradient_cycles: float = 0.0
+    busy_cycles: float = 0.0
 
     @classmethod
     def of(
@@ -99,13 +99,13 @@ class NodeFacts:
         return cls(
             mean(TaskKind.F),
             mean(TaskKind.B),
-            mean(TaskKind.DX),
-            mean(TaskKind.DW),
             mean(TaskKind.U),
-            float(cycles[counts].sum()),
             WORD_BYTES * sum(sent.words for sent in sends) // count,
             WORD_BYTES * sum(sent.words for sent in returns) // count,
             memory_bytes,
+            mean(TaskKind.DX),
+            mean(TaskKind.DW),
+            float(cycles[counts].sum()),
         )
 
     def priced(self, node: NodePlan, clk_hz: float) -> NodePlan:
