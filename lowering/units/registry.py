@@ -7,6 +7,7 @@ packages do so for their own operators (`fpgapipe.network.operators.others`).
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import wraps
 from typing import TYPE_CHECKING, TypeVar
 
 from fpgapipe.lowering.units.unit import Unit
@@ -114,7 +115,11 @@ def runs_alone(*kinds: str) -> Callable[[type[U]], type[U]]:
     """
 
     def register(unit: type[U]) -> type[U]:
-        runs(*kinds)(lambda layer, around: unit((layer,)))
+        @wraps(unit, updated=())  # its package is named where it fails
+        def maker(layer: Layer, around: Surroundings) -> Unit:
+            return unit((layer,))
+
+        runs(*kinds)(maker)
         return unit
 
     return register

@@ -11,15 +11,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from fpgapipe.hw.hls_models.cycles.gemm import ProductSpec
-from fpgapipe.lowering.kernels.elements.elementary import elementary
-from fpgapipe.lowering.kernels.elements.functions import FUNCTIONS, formula_of
+from fpgapipe.lowering.kernels.elements.formula import Formula
 from fpgapipe.lowering.tiling.channels import padded
 from fpgapipe.lowering.units.images.volume_unit import depth_of
 from fpgapipe.lowering.units.layers.depthwise_unit import is_depthwise
+from fpgapipe.lowering.units.layers.function_units import formula_of
 from fpgapipe.lowering.units.network_units import layers_together
 from fpgapipe.network.graph import Graph, Layer
 from fpgapipe.network.operators import (
-    UNARIES,
     AxisMap,
     Conv,
     ConvTranspose,
@@ -86,11 +85,9 @@ class PassWork:
     concurrent: bool = False
 
 
-# Lane operations per element of the output in the forward and in the backward pass, counted from
-# the formulas.
+# Lane operations per element of the output in the forward and in the backward pass of operators
+# that have no formula.
 POINTWISE_OPERATIONS = {
-    **{function: formula_of(function).lane_operations for function in FUNCTIONS},
-    **{function: elementary(function).lane_operations for function in UNARIES},
     "relu": (1, 1),
     "leaky_relu": (1, 1),
     "prelu": (1, 3),
@@ -101,8 +98,7 @@ POINTWISE_OPERATIONS = {
     "max": (2, 5),
     "min": (2, 5),
     "pow": (3, 5),
-    "clamp": (2, 2),
-    # A square; other powers take a product more for each bit of the exponent.
+    # That of a square, for powers that the core does not compute.
     "power": (1, 3),
     "affine": (1, 1),
     "dropout": (1, 1),
@@ -125,12 +121,7 @@ POINTWISE_OPERATIONS = {
 }
 
 # Those among them that are functions from a table.
-TABLE_FUNCTIONS = {
-    **{function: formula_of(function).table_functions for function in FUNCTIONS},
-    **{function: elementary(function).table_functions for function in UNARIES},
-    "softmax": (1, 0),
-    "log_softmax": (1, 1),
-}
+TABLE_FUNCTIONS = {"softmax": (1, 0), "log_softmax": (1, 1)}
 
 RELU_LIKE = ("relu", "relu6", "leaky_relu")
 """Activation functions whose gradient follows from the result."""
@@ -151,8 +142,7 @@ _KEEP_OUTPUT = (
     "log_softmax",
 )
 _KEEP_INPUTS = (
-    *(function for function in (*FUNCTIONS, *UNARIES) if function not in ("relu6", "neg")),
-    "prelu", "mul", "div", "max", "min", "pow", "clamp", "power", "layer_norm",
+    "prelu", "mul", "div", "max", "min", "pow", "power", "layer_norm",
     "local_response_norm", "batch_norm", "linear", "conv", "lstm", "gru", "matmul", "embedding",
 )  # fmt: skip
 
@@ -411,7 +401,7 @@ def _forward(layer: Layer, formats: Formats) -> VectorWork:
         return VectorWork(out, out * formats.state_bytes, writes)
     if op == "cross_entropy":
         return VectorWork(5 * x.elements, reads, formats.tensor_bytes(x), functions=x.elements)
-    if op in POINTWISE_OPERATIONS:
+    if _operations(layer):
         return _on_each(layer, 0, reads, writes)
     return VectorWork(x.elements, reads, writes)  # global pooling, reductions
 
@@ -465,7 +455,7 @@ def _backward(layer: Layer, formats: Formats, wants_input: bool) -> VectorWork:
         return VectorWork(out, given + out * formats.state_bytes, out * formats.state_bytes)
     if op == "cross_entropy":
         return VectorWork(2 * x.elements, formats.tensor_bytes(x), formats.tensor_bytes(x))
-    if op in POINTWISE_OPERATIONS:
+    if _operations(layer):
         kept = sum(size for name, size in kept_tensors(layer, formats))
         written = sum(formats.tensor_bytes(t) for t in layer.input_tensors if t.dtype.is_float)
         return _on_each(layer, 1, given + kept, written)
@@ -479,15 +469,31 @@ def _one_hot(layer: Layer, formats: Formats) -> VectorWork:
     return VectorWork(size, 0, size * formats.activation_bytes)
 
 
+def _formula(layer: Layer) -> Formula | None:
+    """The formula of a layer's operator; None if it has none, or the core does not run it."""
+    try:
+        return formula_of(layer.operator)
+    except NotImplementedError:
+        return None
+
+
+def _operations(layer: Layer) -> tuple[int, int] | None:
+    """Vector operations on each element, forward and backward, if that is all of a layer's work."""
+    formula = _formula(layer)
+    return formula.lane_operations if formula else POINTWISE_OPERATIONS.get(layer.op)
+
+
 def _on_each(layer: Layer, which: int, read_bytes: int, write_bytes: int) -> VectorWork:
     """Work on each element that a layer's rows have, forward (0) or backward (1)."""
     elements = layer.output.elements
     if isinstance(layer.operator, Softmax) and layer.operator.causal:
         rows, columns = layer.output.shape[-2:]  # row i has the first i + 1 columns
         elements = elements * (2 * columns - rows + 1) // (2 * columns)
-    operations = POINTWISE_OPERATIONS[layer.op][which] * elements
-    functions = TABLE_FUNCTIONS.get(layer.op, (0, 0))[which] * elements
-    return VectorWork(operations, read_bytes, write_bytes, functions)
+    operations, formula = _operations(layer), _formula(layer)
+    assert operations is not None, "asked by those who call this"
+    functions = formula.table_functions if formula else TABLE_FUNCTIONS.get(layer.op, (0, 0))
+    counts = operations[which] * elements, functions[which] * elements
+    return VectorWork(counts[0], read_bytes, write_bytes, counts[1])
 
 
 def _products(layer: Layer) -> int:
@@ -531,7 +537,8 @@ def kept_tensors(layer: Layer, formats: Formats) -> tuple[tuple[str, int], ...]:
         return (*inputs, (layer.name, formats.tensor_bytes(layer.output)))
     if op in _KEEP_OUTPUT:
         return ((layer.name, formats.tensor_bytes(layer.output)),)
-    return inputs if op in _KEEP_INPUTS else ()
+    formula = _formula(layer)
+    return inputs if op in _KEEP_INPUTS or (formula and formula.keeps_argument) else ()
 
 
 def _index_bytes(layer: Layer, formats: Formats) -> int:

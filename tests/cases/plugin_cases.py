@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from fpgapipe import plugins
 from fpgapipe.host.backends import torch_reference
 from fpgapipe.lowering.units import registry
+from fpgapipe.lowering.units.layers import function_units
 from fpgapipe.network.frontends.onnx import onnx_translation
 from fpgapipe.network.frontends.torch import torch_registry
 from fpgapipe.network.operators import others
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 REGISTERS = (
-    *(registry._MAKERS, torch_reference._RUNS, others._OTHERS),
+    *(registry._MAKERS, function_units._FORMULAS, torch_reference._RUNS, others._OTHERS),
     *(torch_registry.HANDLERS, onnx_translation.HANDLERS),
 )
 """Registers to which modules of operators add functions and classes."""

@@ -9,7 +9,7 @@ from torch.nn import functional
 from fpgapipe.hw.hls_models.numerics.element_format import BF16, FP32
 from fpgapipe.lowering.kernels.elements.elementary import clamp, elementary, power
 from fpgapipe.lowering.kernels.elements.formula import applied, derived
-from fpgapipe.lowering.kernels.elements.functions import FUNCTIONS, formula_of
+from fpgapipe.lowering.kernels.elements.functions import FUNCTIONS, activation
 from fpgapipe.lowering.tiling.kernel import Tensor
 from fpgapipe.network.operators import UNARIES
 from fpgapipe.network.operators.pointwise import ACTIVATIONS
@@ -35,7 +35,7 @@ def both_ways(function, x, dy, element_format=FP32, alpha=1.0, formula=None):
     A function is a name, or one of PyTorch that goes with the formula.
     """
     formula = formula or (
-        elementary(function) if function in UNARIES else formula_of(function, alpha)
+        elementary(function) if function in UNARIES else activation(function, alpha)
     )
     shape = x.shape
     names = ("x", "y", "dy", "dx")

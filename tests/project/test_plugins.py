@@ -30,6 +30,7 @@ from fpgapipe.host.transports.opening import (
     transports_of,
 )
 from fpgapipe.lowering.tiling.kernel import Tensor
+from fpgapipe.lowering.units.layers.function_units import formula_of
 from fpgapipe.lowering.units.registry import unit_of
 from fpgapipe.network.graph import NetworkError
 from fpgapipe.network.graph_json import from_json, to_json
@@ -399,6 +400,7 @@ ODD_OPERATOR = """
 from dataclasses import dataclass
 from typing import ClassVar
 from fpgapipe.host.backends.torch_reference import computes
+from fpgapipe.lowering.units.layers.function_units import by_formula
 from fpgapipe.lowering.units.registry import runs
 from fpgapipe.lowering.units.unit import Unit
 from fpgapipe.network.operators import Operator
@@ -427,6 +429,10 @@ def reference(operator, parameters, inputs, training):
 def unit(layer, around):
     return 17
 
+@by_formula("even")
+def formula(operator):
+    return 17
+
 def fails():
     return 1 / 0
 """
@@ -444,6 +450,8 @@ def test_an_operator_whose_functions_return_something_else(site, cli, monkeypatc
         run_layer(layer, {}, [], training=False)
     with pytest.raises(UserError, match=f"{begin}.*, whose unit returns int, not Unit; mend"):
         unit_of(layer, None)
+    with pytest.raises(UserError, match=f"{begin}.*, whose formula returns int, not Formula; mend"):
+        formula_of(SimpleNamespace(kind="even"))
     with pytest.raises(UserError, match=f"{begin}.*, whose OddUnit.forward returns int, not Tens"):
         plugins.expected(17, Tensor, module.OddUnit(()).forward)
 

@@ -57,6 +57,11 @@ class Formula:
         )
         return forward, backward
 
+    @property
+    def keeps_argument(self) -> bool:
+        """Whether the gradient depends on the argument, which is kept for it."""
+        return any("x" in (each.x, each.y) for each in self.backward)
+
 
 def applied(name: str, formula: Formula, x: Tensor, y: Tensor, region: Region) -> VectorKernel:
     """Compute the function of each element of `x`."""

@@ -63,7 +63,7 @@ FUNCTIONS = (
 
 
 @cache
-def formula_of(function: str, alpha: float = 1.0) -> Formula:
+def activation(function: str, alpha: float = 1.0) -> Formula:
     """The formula of a function of `FUNCTIONS`; `alpha` is the scale of elu."""
     if function == "elu":
         return _elu(alpha)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from functools import wraps
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from fpgapipe.hw.hls_models.numerics.element_format import FP32
 from fpgapipe.lowering.kernels.elements.elementary import (
@@ -14,7 +15,7 @@ from fpgapipe.lowering.kernels.elements.elementary import (
     quotient_gradient,
 )
 from fpgapipe.lowering.kernels.elements.formula import Formula, applied, derived
-from fpgapipe.lowering.kernels.elements.functions import FUNCTIONS, affine, formula_of
+from fpgapipe.lowering.kernels.elements.functions import FUNCTIONS, activation, affine
 from fpgapipe.lowering.kernels.elements.prelu import (
     ROWS,
     prelu,
@@ -30,9 +31,10 @@ from fpgapipe.lowering.units.layouts import Layout, channels_last
 from fpgapipe.lowering.units.registry import Surroundings, runs, runs_alone
 from fpgapipe.lowering.units.unit import Unit
 from fpgapipe.network import operators as ops
+from fpgapipe.plugins import expected
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import Callable, Collection, Mapping
 
     from fpgapipe.lowering.tiling.kernel import Tensor
     from fpgapipe.lowering.units.microbatch import MicroBatch
@@ -43,22 +45,82 @@ WIDTH = 512
 """Most columns of the matrix as which a value is seen that has one slope for all channels."""
 
 
-@runs_alone(*FUNCTIONS, *ops.UNARIES, "clamp", "power")
+_FORMULAS: dict[str, Callable[[Any], Formula]] = {}
+"""Functions that give the formula of an operator, by the operator's name."""
+
+F = TypeVar("F", bound="Callable[[Any], Formula]")
+
+
+def by_formula(*kinds: str) -> Callable[[F], F]:
+    """Register the decorated function, which gives the formula of operators of elements.
+
+    The formula is all that kernels, gradients and costs of these operators need. The function gets
+    an operator, and raises `NotImplementedError` with the reason why the core cannot run it.
+
+    Parameters
+    ----------
+    *kinds : str
+        Names of the operators (`Operator.kind`).
+
+    Raises
+    ------
+    ValueError
+        If an operator has a unit already.
+    """
+
+    def register(formula: F) -> F:
+        @wraps(formula)
+        def maker(layer: Layer, around: Surroundings) -> Unit:
+            return FunctionUnit((layer,))
+
+        runs(*kinds)(maker)
+        _FORMULAS.update(dict.fromkeys(kinds, formula))
+        return formula
+
+    return register
+
+
+def formula_of(operator: ops.Operator) -> Formula | None:
+    """The formula of an operator; None if it has another unit.
+
+    Raises
+    ------
+    NotImplementedError
+        If the core cannot run it; the message is the reason.
+    """
+    made = _FORMULAS.get(operator.kind)
+    return expected(made(operator), Formula, made) if made else None
+
+
+@by_formula(*FUNCTIONS)
+def _activation(operator: ops.Activation) -> Formula:
+    return activation(operator.function, operator.alpha)
+
+
+@by_formula(*ops.UNARIES)
+def _unary(operator: ops.Unary) -> Formula:
+    return elementary(operator.function)
+
+
+@by_formula("clamp")
+def _clamp(operator: ops.Clamp) -> Formula:
+    return clamp(operator.low, operator.high, strict=operator.strict)
+
+
+@by_formula("power")
+def _power(operator: ops.Power) -> Formula:
+    return power(operator.exponent)
+
+
 @dataclass(frozen=True)
 class FunctionUnit(Unit):
     """A function of each element that is a short program; its gradient is one as well."""
 
     @property
     def _formula(self) -> Formula:
-        operator = self.layers[0].operator
-        if isinstance(operator, ops.Activation):
-            return formula_of(operator.function, operator.alpha)
-        if isinstance(operator, ops.Clamp):
-            return clamp(operator.low, operator.high, strict=operator.strict)
-        if isinstance(operator, ops.Power):
-            return power(operator.exponent)
-        assert isinstance(operator, ops.Unary)
-        return elementary(operator.function)
+        found = formula_of(self.layers[0].operator)
+        assert found is not None, "its maker is registered with the formula"
+        return found
 
     def check(self, *, train: bool) -> None:
         """See `Unit`."""
