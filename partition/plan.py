@@ -333,6 +333,13 @@ class Plan(_Part):
         """Whether the plan has backward passes and updates."""
         return self.mode == "train"
 
+    def estimated(self, seconds: float, reason: str) -> Plan:
+        """The plan with other seconds of a mini-batch, by formulas, and why it was taken."""
+        told = {"minibatch_s": seconds, "samples_per_s": self.batch / seconds}
+        predicted = self.predicted.model_copy(update=told)
+        changed = {"predicted": predicted, "optimal": False, "reason": reason}
+        return self.model_copy(update=changed)
+
     def with_nodes(self, nodes: Sequence[NodePlan]) -> Plan:
         """The plan with other nodes in the same stages, in the order of the chain."""
         of_stage: list[list[NodePlan]] = [[] for _ in self.stages]

@@ -330,8 +330,4 @@ def _planned(candidate: Candidate, *, seconds: float, request: Request, network:
     assert candidate.microbatch is not None
     graph = request.load(candidate.microbatch)
     plan = as_plan(candidate, graph, network, request.batch, request.cluster, train=request.train)
-    told = plan.predicted.model_copy(
-        update={"minibatch_s": seconds, "samples_per_s": request.batch / seconds}
-    )
-    reason = "the fastest of some that were tried"
-    return plan.model_copy(update={"predicted": told, "optimal": False, "reason": reason})
+    return plan.estimated(seconds, "the fastest of some that were tried")

@@ -193,20 +193,13 @@ def _planned(
         )
         for names, size in zip(stages.layers, stages.sizes, strict=True)
     ]
-    told = plan.predicted.model_copy(
-        update={"minibatch_s": stages.seconds, "samples_per_s": request.batch / stages.seconds}
-    )
-    return plan.model_copy(
-        update={
-            "schedule": schedule,
-            "batch": request.batch,
-            "num_microbatches": request.batch // candidate.microbatch,
-            "stages": tuple(found),
-            "predicted": told,
-            "optimal": False,
-            "reason": reason,
-        }
-    )
+    changed = {
+        "schedule": schedule,
+        "batch": request.batch,
+        "num_microbatches": request.batch // candidate.microbatch,
+        "stages": tuple(found),
+    }
+    return plan.model_copy(update=changed).estimated(stages.seconds, reason)
 
 
 def _share(

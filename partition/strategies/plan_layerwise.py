@@ -215,8 +215,8 @@ def given_plan(
 ) -> Plan:
     """The plan of a candidate with given degrees."""
     plan = _shared(candidate, sharers_of(degrees), request, network)
-    told = {"optimal": False, "reason": "the degrees were given"}
-    return _cut(plan, above_one(degrees)).model_copy(update=told)
+    seconds = plan.predicted.minibatch_s
+    return _cut(plan, above_one(degrees)).estimated(seconds, "the degrees were given")
 
 
 def _shared(candidate: Candidate, sharers: int, request: Request, network: str) -> Plan:
@@ -233,13 +233,10 @@ def _shared(candidate: Candidate, sharers: int, request: Request, network: str) 
         )
         for node in plan.nodes
     ]
-    seconds = plan.predicted.minibatch_s / size
-    told = plan.predicted.model_copy(
-        update={"minibatch_s": seconds, "samples_per_s": request.batch / seconds}
-    )
     count = candidate.num_microbatches // size
-    changed = {"batch": request.batch, "num_microbatches": count, "predicted": told}
-    return plan.with_nodes(nodes).model_copy(update=changed)
+    changed = {"batch": request.batch, "num_microbatches": count}
+    shared = plan.with_nodes(nodes).model_copy(update=changed)
+    return shared.estimated(plan.predicted.minibatch_s / size, plan.reason)
 
 
 def _cut(plan: Plan, degrees: Mapping[str, Mapping[Axis, int]]) -> Plan:
@@ -275,14 +272,5 @@ def _planned(candidate: Candidate, *, searched: _Searched, request: Request, net
     search = searched.search
     plan = _shared(candidate, searched.sharers, request, network)
     nodes = [node.model_copy(update={"memory_bytes": search.memory_bytes}) for node in plan.nodes]
-    seconds = search.step_s
-    told = plan.predicted.model_copy(
-        update={"minibatch_s": seconds, "samples_per_s": request.batch / seconds}
-    )
-    return _cut(plan.with_nodes(nodes), searched.degrees).model_copy(
-        update={
-            "predicted": told,
-            "optimal": False,
-            "reason": "the degrees are the best by formulas, of some numbers of micro-batches",
-        }
-    )
+    reason = "the degrees are the best by formulas, of some numbers of micro-batches"
+    return _cut(plan.with_nodes(nodes), searched.degrees).estimated(search.step_s, reason)

@@ -138,21 +138,17 @@ def replicated_plan(one: Plan, cluster: ClusterSpec, replicas: int) -> Plan:
         StagePlan(layers=stage.layers, nodes=tuple(nodes[number::size]))
         for number, stage in enumerate(one.stages)
     ]
-    seconds = one.predicted.minibatch_s
-    told = {"minibatch_s": seconds, "samples_per_s": replicas * one.batch / seconds}
-    return one.model_copy(
-        update={
-            "cluster": cluster.name,
-            "batch": replicas * one.batch,
-            "num_microbatches": replicas * one.num_microbatches,
-            "stages": tuple(stages),
-            "replicas": replicas,
-            "predicted": one.predicted.model_copy(update=told),
-            "optimal": False,
-            "lower_bound_s": 0.0,
-            "gap": 1.0,
-            "reason": "the best pipeline of the first devices; the others are like it",
-        }
+    changed = {
+        "cluster": cluster.name,
+        "batch": replicas * one.batch,
+        "num_microbatches": replicas * one.num_microbatches,
+        "stages": tuple(stages),
+        "replicas": replicas,
+        "lower_bound_s": 0.0,
+        "gap": 1.0,
+    }
+    return one.model_copy(update=changed).estimated(
+        one.predicted.minibatch_s, "the best pipeline of the first devices; the others are like it"
     )
 
 
