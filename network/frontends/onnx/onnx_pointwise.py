@@ -6,6 +6,7 @@ import math
 from typing import Any
 
 from fpgapipe.network.frontends.builder import Unsupported
+from fpgapipe.network.frontends.elements import bounded, celu, chain, elu
 from fpgapipe.network.frontends.onnx.onnx_translation import (
     Translation,
     handles,
@@ -128,15 +129,12 @@ def _extreme(t: Translation, node: Any) -> None:
 @handles("Selu", "Celu")
 def _selu(t: Translation, node: Any) -> None:
     """Stretched forms of elu."""
-    attributes, name = t.attributes(node), node_name(node)
-    layer = t.layer(node.input[0])
+    attributes = t.attributes(node)
     if node.op_type == "Selu":
-        alpha, scale = attributes.get("alpha", 1.6732632), attributes.get("gamma", 1.050701)
+        steps = elu(attributes.get("alpha", 1.6732632), attributes.get("gamma", 1.050701))
     else:
-        alpha, scale = 1.0, attributes.get("alpha", 1.0)
-        layer = t.add(f"{name}.inner", Affine(1 / scale), layer)
-    layer = t.add(f"{name}.elu", Activation("elu", alpha), layer)
-    t.give(node, t.add(name, Affine(scale), layer))
+        steps = celu(attributes.get("alpha", 1.0))
+    t.give(node, chain(t, node_name(node), steps, t.layer(node.input[0])))
 
 
 @handles("Softsign")
@@ -209,19 +207,12 @@ def _clip(t: Translation, node: Any) -> None:
     for index, key in ((1, "min"), (2, "max")):
         given = t.operand(node, index)
         bounds.append(t.number(node, index, key) if given else attributes.get(key))
-    low, high = bounds
-    if low == 0 and high == 6:
-        t.first(node, Activation("relu6"))
-    elif low == 0 and (high is None or high >= 3.4e38):
-        t.first(node, Activation("relu"))
+    # Numbers from the largest of FP32 on are no bounds.
+    low, high = (None if each is None or abs(each) >= 3.4e38 else each for each in bounds)
+    if low is None and high is None:
+        t.give(node, t.layer(node.input[0]))
     else:
-        # Numbers from the largest of FP32 on are no bounds.
-        low, high = (None if each is None or abs(each) >= 3.4e38 else each for each in bounds)
-        crossed = low is not None and high is not None and low > high
-        if low is None and high is None:
-            t.give(node, t.layer(node.input[0]))
-        else:
-            t.first(node, Clamp(high if crossed else low, high))
+        t.first(node, bounded(low, high))
 
 
 @handles(*_UNARIES)

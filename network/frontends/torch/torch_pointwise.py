@@ -6,6 +6,7 @@ import math
 from typing import Any
 
 from fpgapipe.network.frontends.builder import Unsupported
+from fpgapipe.network.frontends.elements import Steps, bounded, celu, chain, elu
 from fpgapipe.network.frontends.torch.torch_complex import of_pairs
 from fpgapipe.network.frontends.torch.torch_compute import of_noise
 from fpgapipe.network.frontends.torch.torch_registry import Node, handles
@@ -16,7 +17,6 @@ from fpgapipe.network.operators import (
     Activation,
     Affine,
     Binary,
-    Clamp,
     Power,
     Split,
     Unary,
@@ -59,40 +59,24 @@ def _clamp(t: Translation, node: Node) -> None:
     hard = "hardtanh" in node.target
     low = node.arguments.get("min_val" if hard else "min")
     high = node.arguments.get("max_val" if hard else "max")
-    if low == 0 and high in (6, None):
-        t.simple(node, Activation("relu" if high is None else "relu6"))
-        return
     low, high = (None if each is None else float(each) for each in (low, high))
-    crossed = low is not None and high is not None and low > high
-    t.simple(node, Clamp(high if crossed else low, high, strict=hard))
+    t.simple(node, bounded(low, high, strict=hard))
 
 
 @handles("elu.default", "elu_.default", "selu.default", "selu_.default")
 def _elu(t: Translation, node: Node) -> None:
     """``scale * elu(x * input_scale)``, whose two parts may be stretched unlike; selu is one."""
     if "selu" in node.target:
-        alpha, scale, inner = 1.6732632423543772, 1.0507009873554805, 1.0
+        steps = elu(1.6732632423543772, 1.0507009873554805)
     else:
-        alpha, scale, inner = node["alpha"], node["scale"], node["input_scale"]
-    # Above 0 the input is not scaled.
-    layer = t.layer(node["self"])
-    if inner != 1:
-        layer = t.add(f"{node.name}.inner", Affine(inner), layer)
-        alpha, scale = alpha * inner, scale / inner
-    if scale == 1:
-        t.give(node, t.add(node.name, Activation("elu", alpha), layer))
-        return
-    layer = t.add(f"{node.name}.elu", Activation("elu", alpha), layer)
-    t.give(node, t.add(node.name, Affine(scale), layer))
+        steps = elu(node["alpha"], node["scale"], node["input_scale"])
+    t.give(node, chain(t, node.name, steps, t.layer(node["self"])))
 
 
 @handles("celu.default", "celu_.default")
 def _celu(t: Translation, node: Node) -> None:
-    """``alpha * elu(x / alpha)``."""
-    alpha = float(node["alpha"])
-    layer = t.add(f"{node.name}.inner", Affine(1 / alpha), t.layer(node["self"]))
-    layer = t.add(f"{node.name}.elu", Activation("elu", 1.0), layer)
-    t.give(node, t.add(node.name, Affine(alpha), layer))
+    steps = celu(float(node["alpha"]))
+    t.give(node, chain(t, node.name, steps, t.layer(node["self"])))
 
 
 @handles("softplus.default")
@@ -101,20 +85,17 @@ def _softplus(t: Translation, node: Node) -> None:
     beta, threshold = float(node["beta"]), float(node["threshold"])
     if threshold < 20:
         raise Unsupported(f"only a threshold of at least 20, not {threshold:g}")
-    if beta == 1:
-        t.simple(node, Activation("softplus"))
-        return
-    layer = t.add(f"{node.name}.inner", Affine(beta), t.layer(node["self"]))
-    layer = t.add(f"{node.name}.softplus", Activation("softplus"), layer)
-    t.give(node, t.add(node.name, Affine(1 / beta), layer))
+    steps: Steps = [("inner", Affine(beta)), ("softplus", Activation("softplus"))]
+    steps.append(("scale", Affine(1 / beta)))
+    t.give(node, chain(t, node.name, steps, t.layer(node["self"])))
 
 
 @handles("log_sigmoid.default")
 def _log_sigmoid(t: Translation, node: Node) -> None:
     """``-softplus(-x)``."""
-    layer = t.add(f"{node.name}.inner", Unary("neg"), t.layer(node["self"]))
-    layer = t.add(f"{node.name}.softplus", Activation("softplus"), layer)
-    t.give(node, t.add(node.name, Unary("neg"), layer))
+    negated, softplus = Unary("neg"), Activation("softplus")
+    steps: Steps = [("inner", negated), ("softplus", softplus), ("outer", negated)]
+    t.give(node, chain(t, node.name, steps, t.layer(node["self"])))
 
 
 @handles("glu.default")
