@@ -10,7 +10,7 @@ Files are changed where they are and put back, so run it in a clone of its own, 
 uncommitted. Prints one JSON object; ``--log FILE`` has a line for each change as soon as it is
 known, and a run with the same file goes on where it ended. ``--again FILE`` runs, for each change
 that such a file calls found, only the test that found it, which says whether changed tests find no
-less. ``--count N`` changes in each folder, ``--seed N`` draws others, ``--limit-s N`` seconds each.
+less. ``--folders`` takes some of the folders, ``--count N`` changes in each, ``--seed N`` draws others, ``--limit-s N`` seconds each.
 """
 
 import argparse
@@ -167,6 +167,7 @@ def verdict(tests: list[str], limit_s: float) -> tuple[str, str]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--folders", nargs="+", default=FOLDERS, choices=FOLDERS)
     parser.add_argument("--count", type=int, default=20)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--limit-s", type=float, default=300)
@@ -184,7 +185,7 @@ def main() -> None:
     wanted = (
         [(each["folder"], Change(**each["change"]), each) for each in earlier]
         if earlier is not None
-        else [(f, c, None) for f in FOLDERS for c in drawn(f, given.count, given.seed)]
+        else [(f, c, None) for f in given.folders for c in drawn(f, given.count, given.seed)]
     )
     known = {json.dumps(each["change"]) for each in rows}
     for number, (folder, change, before) in enumerate(wanted, 1):
