@@ -10,7 +10,8 @@ Files are changed where they are and put back, so run it in a clone of its own, 
 uncommitted. Prints one JSON object; ``--log FILE`` has a line for each change as soon as it is
 known, and a run with the same file goes on where it ended. ``--again FILE`` runs, for each change
 that such a file calls found, only the test that found it, which says whether changed tests find no
-less. ``--folders`` takes some of the folders, ``--count N`` changes in each, ``--seed N`` draws others, ``--limit-s N`` seconds each.
+less. ``--folders`` takes some of the folders, ``--count N`` changes in each, ``--seed N`` draws
+others, ``--limit-s N`` seconds each.
 """
 
 import argparse
