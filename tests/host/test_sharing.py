@@ -112,6 +112,16 @@ def test_ways_to_share_boards():
     assert len(ways_to_share(load_board("kv260"), 1)) == 1
 
 
+@pytest.fixture
+def small(monkeypatch):
+    """Plans of boards, whose command has no option for it, with arrays of 8 x 8 cells."""
+    plan = plan_module.plan
+    monkeypatch.setattr(
+        plan_module, "plan", lambda *given, **options: plan(*given, **options | {"array": (8, 8)})
+    )
+
+
+@pytest.mark.usefixtures("small")
 def test_a_board_alone_is_shared(cli):
     """Where a board is all that is said of the machine; one node a die is among what is planned."""
     given = ("plan", "digits-cnn", "--board", "u50", "--batch", 4, "--micro-batches", 2)
@@ -206,6 +216,7 @@ def test_of_several_strategies_the_fastest_is_taken(monkeypatch):
         fpgapipe.plan("digits-cnn", cluster, strategy=("layerwise", "hybrid"))
 
 
+@pytest.mark.usefixtures("small")
 def test_nodes_that_cannot_share_the_samples(cli):
     given = ("plan", "digits-cnn", "--board", "u50", "--batch", 4, "--micro-batches", 1)
     code, out, err = cli(*given)
@@ -224,7 +235,10 @@ def test_what_a_node_does_alone_needs_no_room_for_the_rest():
     assert alone > 0
 
 
-BUILT = ("build", "--board", "u50", "--nodes", "auto", "--batch", 4, "--no-hardware", "--no-verify")
+BUILT = (
+    *("build", "--board", "u50", "--nodes", "auto", "--array", "8x8", "--batch", 4),
+    *("--no-hardware", "--no-verify"),
+)
 
 
 @pytest.mark.parametrize(
@@ -257,7 +271,7 @@ def test_the_fastest_of_all_strategies_may_be_a_pipeline(monkeypatch, tmp_path):
     )
     built = fpgapipe.build_board(
         *("digits-cnn", load_board("u50"), 1, tmp_path / "build"),
-        **{"batch": 4, "micro_batches": 2, "strategy": "auto"},
+        **{"batch": 4, "micro_batches": 2, "strategy": "auto", "array": (8, 8)},
         **{"hardware": False, "verify": False},
     )
     assert len(built.build.plan.nodes) > 1
