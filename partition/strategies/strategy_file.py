@@ -156,21 +156,31 @@ class StrategyFile(BaseModel):
             )
         home: dict[str, int] = {}
         found: dict[str, Degrees] = {}
-        unused = {(number, pattern) for number, pattern, _ in patterns}
+        decides: dict[str, tuple[int, str]] = {}
         for name in graph.layers:
             for number, pattern, axes in patterns:
                 if matches(name, pattern):
                     home[name], found[name] = number, Degrees(**axes)
-                    unused.discard((number, pattern))
+                    decides[name] = number, pattern
                     break
             else:
                 raise UserError(f"the strategy says nothing about layer {name!r} of {graph.name}")
+        unused = {(number, pattern) for number, pattern, _ in patterns} - set(decides.values())
         if unused:
             raise UserError(
                 f"the strategy has degrees for {min(unused)[1]!r}, but no layer of {graph.name} "
                 "needs them"
             )
-        for names in layers_together(graph):
-            home |= dict.fromkeys(names, home[names[0]])
-            found |= dict.fromkeys(names, found[names[0]])
+        groups = layers_together(graph)
+        of_groups = {decides[first] for first, *_ in groups}
+        for first, *others in groups:
+            for name in others:
+                is_other = (home[name], found[name]) != (home[first], found[first])
+                if is_other and decides[name] not in of_groups:
+                    raise UserError(
+                        f"the strategy has other degrees for {decides[name][1]!r} than for "
+                        f"{first!r}, with which layer {name!r} runs together: leave them out, or "
+                        f"give them to {first!r}"
+                    )
+                home[name], found[name] = home[first], found[first]
         return home, found

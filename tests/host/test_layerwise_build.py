@@ -13,10 +13,12 @@ from fpgapipe.host.build import build_check
 from fpgapipe.host.build.build import open_build, write_build
 from fpgapipe.host.runtime.measure import measure_build
 from fpgapipe.hw.hls_models.cycles.cluster_cycles import predict_cluster
+from fpgapipe.lowering.shards.degrees import Degrees
 from fpgapipe.lowering.units.step_options import scalar_bits
 from fpgapipe.network.initial_values import random_batch
 from fpgapipe.partition.explore.request import Request
 from fpgapipe.partition.plan import Plan
+from fpgapipe.partition.pricing import joint_prices
 from fpgapipe.partition.pricing.machine import lower_plan, price_plan
 from fpgapipe.partition.pricing.plan_cores import memory_specs, wire_timings
 from fpgapipe.partition.search.problem import PlanError, Refusals
@@ -25,6 +27,7 @@ from fpgapipe.partition.strategies.one_axis import plan_one_axis
 from fpgapipe.partition.strategies.plan_layerwise import plan_given_degrees, plan_layerwise
 from fpgapipe.partition.strategies.strategy_file import StrategyFile
 
+MIXED = {"linear1": {"channel": 2}, "*": {"sample": 2}}
 CHANNELS = {"fc*": {"channel": 2}, "*": {"sample": 2}}
 
 
@@ -36,9 +39,7 @@ def given(degrees, devices=2, batch=8, microbatches=4, **fields):
 
 @pytest.mark.parametrize("microbatches", [2, 4, 16])
 def test_plan_and_programs_agree(microbatches):
-    layers = list(tiny(1).layers)
-    degrees = {layers[-1]: {"sample": 2}, layers[-2]: {"channel": 2}, "*": {"sample": 2}}
-    plan, timeline, request = given(degrees, batch=16, microbatches=microbatches)
+    plan, timeline, request = given(MIXED, batch=16, microbatches=microbatches)
     assert plan.predicted.level == "machine"
     pipeline = lower_plan(plan, tiny(plan.microbatch), request.cluster)
     assert [node.memory_bytes for node in plan.nodes] == [
@@ -59,11 +60,25 @@ def test_plan_and_programs_agree(microbatches):
     assert again == plan
 
 
+def test_prices_do_not_depend_on_estimates(monkeypatch):
+    """A plan whose times are far off, as formulas may be, has the price that it has afterwards."""
+    plan, _, request = given(MIXED, batch=24, microbatches=12)
+    graph, first = tiny(plan.microbatch), plan.nodes[0]
+    passes = ("forward_s", "input_gradient_s", "weight_gradient_s")
+    seconds = sum(getattr(first, each) for each in passes)
+    for limit in (seconds * first.spec.clk_hz / 2, first.macs / first.core.cells):
+        monkeypatch.setattr(joint_prices, "LONG_CYCLES", limit)
+        off = [
+            each.model_copy(update={name: getattr(each, name) / 100 for name in passes})
+            for each in plan.nodes
+        ]
+        found, _ = price_plan(plan.with_nodes(off), graph, request.cluster)
+        assert price_plan(found, graph, request.cluster)[0] == found
+
+
 def test_groups_of_devices():
     """Two groups of two devices; in each, layers are cut by channels or are whole."""
-    layers = list(tiny(1).layers)
-    inner = {"sample": 2, "channel": 2}
-    degrees = {layers[-1]: {"sample": 2}, layers[-2]: inner, "*": {"sample": 2}}
+    degrees = {"linear1": {"sample": 2, "channel": 2}, "*": {"sample": 2}}
     plan, _, request = given(degrees, 4, batch=16, microbatches=4)
     assert (plan.sharers, plan.num_microbatches, plan.predicted.level) == (2, 4, "machine")
     pipeline = lower_plan(plan, tiny(4), request.cluster)
@@ -164,9 +179,7 @@ def test_search_is_no_slower_than_samples_alone():
 
 
 def test_a_build_trains_like_one_device(tmp_path):
-    layers = list(tiny(2).layers)
-    degrees = {layers[-1]: {"sample": 2}, layers[-2]: {"channel": 2}, "*": {"sample": 2}}
-    plan, _, request = given(degrees, batch=4, microbatches=2)
+    plan, _, request = given(MIXED, batch=4, microbatches=2)
     write_build(plan, tiny(2), request.cluster, tmp_path / "two", seed=3)
     build = open_build(tmp_path / "two")
     alone, _, other = given({"*": {"sample": 2}}, batch=4, microbatches=2)
@@ -180,7 +193,7 @@ def test_a_build_trains_like_one_device(tmp_path):
     assert left[0][0] == left[1][0]
     for name, value in left[1][1].items():
         np.testing.assert_allclose(left[0][1][name], value, rtol=0.05, atol=1e-3, err_msg=name)
-    with pytest.raises(UserError, match="data-parallel build has no measured"):
+    with pytest.raises(UserError, match="layer-wise build has no measured"):
         measure_build(build)
 
 
@@ -206,6 +219,18 @@ def test_a_build_is_made_again_from_its_parts(tmp_path, monkeypatch):
     np.testing.assert_array_equal(found[f"{name}.weight"], values[f"{name}.weight"])
 
 
+def test_layers_that_run_together_have_the_degrees_of_the_first():
+    """Others may be named with the same, or by a name that decides for other layers, too."""
+    graph = tiny(2)
+    wanted = StrategyFile(degrees=MIXED).of(graph)
+    assert wanted["relu3"] == wanted["linear1"] == Degrees(channel=2)
+    named = {name: MIXED.get(name, {"sample": 2}) for name in graph.layers}
+    again = {**named, "relu3": {"channel": 2}}
+    assert StrategyFile(degrees=again).of(graph) == wanted
+    found = StrategyFile(degrees={"conv1": {"sample": 2}, "*": {"channel": 2}}).of(graph)
+    assert found["relu1"] == found["conv1"] == Degrees(sample=2)
+
+
 @pytest.mark.parametrize(
     ("degrees", "message"),
     [
@@ -215,6 +240,7 @@ def test_a_build_is_made_again_from_its_parts(tmp_path, monkeypatch):
         ({"*": {}}, "uses one device"),
         ({"nothing": {"sample": 2}, "*": {"sample": 2}}, "degrees for 'nothing', but no layer"),
         ({"conv*": {"sample": 2}}, "says nothing about layer"),
+        ({"relu3": {"channel": 2}, "*": {"sample": 2}}, "'relu3' than for 'linear1', with which"),
         ({f"l{n}": {"sample": 2} for n in range(50_000)}, "has 50,000 names, and tiny has"),
         ({"[" * 50_000: {"sample": 2}}, "has 50,000 characters; patterns of names have at most"),
     ],
