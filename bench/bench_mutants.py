@@ -3,7 +3,7 @@
 Of each folder, files are drawn by chance, and of each file a place: a comparison, a sum, a product,
 a condition, a number, the larger of two for the smaller. The tests that import the file run first,
 those that import it most often before the others, and then the others of its folder, until one
-fails or the time is over. A change is thus *found*, or *not found* by any of these tests, or
+fails or the time is over; that one must pass without the change. A change is thus *found*, or *not found* by any of these tests, or
 *undecided* at the end of its time.
 
 Files are changed where they are and put back, so run it in a clone of its own, with nothing
@@ -162,7 +162,7 @@ def verdict(tests: list[str], limit_s: float) -> tuple[str, str]:
         return "undecided", ""
     lines = [each for each in done.stdout.splitlines() if each.startswith(("FAILED ", "ERROR "))]
     if done.returncode not in (0, 5):
-        return "found", lines[0].split(" - ")[0].split(" ", 1)[1] if lines else "the import"
+        return "found", lines[0].split(" - ")[0].split(" ", 1)[1] if lines else tests[0]
     return "not found", ""
 
 
@@ -206,6 +206,8 @@ def main() -> None:
                 state, test = verdict(tests, given.limit_s)
         finally:
             path.write_text(source)
+        if state == "found" and verdict([test], given.limit_s)[0] != "not found":
+            sys.exit(f"{test} fails without a change, too: mend that first, or make the setup anew")
         was = source[change.begin : change.end].strip()
         row = {
             "folder": folder, "change": asdict(change), "was": was, "state": state, "test": test,
