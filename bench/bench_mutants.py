@@ -3,8 +3,8 @@
 Of each folder, files are drawn by chance, and of each file a place: a comparison, a sum, a product,
 a condition, a number, the larger of two for the smaller. The tests that import the file run first,
 those that import it most often before the others, and then the others of its folder, until one
-fails or the time is over; that one must pass without the change. A change is thus *found*, or *not found* by any of these tests, or
-*undecided* at the end of its time.
+fails, which must pass without the change, or the time is over. A change is thus *found*, or *not
+found* by any of these tests, or *undecided* at the end of its time.
 
 Files are changed where they are and put back, so run it in a clone of its own, with nothing
 uncommitted. Prints one JSON object; ``--log FILE`` has a line for each change as soon as it is
