@@ -112,7 +112,8 @@ class StrategyFile(BaseModel):
         Raises
         ------
         UserError
-            If no name matches a layer, or a name matches none.
+            If no name matches a layer, or a name matches none, or only layers that run together
+            with one before them, of which the strategy says otherwise.
         """
         return self._found(graph)[1]
 
@@ -178,9 +179,9 @@ class StrategyFile(BaseModel):
                 is_other = (home[name], found[name]) != (home[first], found[first])
                 if is_other and decides[name] not in of_groups:
                     raise UserError(
-                        f"the strategy has other degrees for {decides[name][1]!r} than for "
-                        f"{first!r}, with which layer {name!r} runs together: leave them out, or "
-                        f"give them to {first!r}"
+                        f"the strategy says otherwise of {decides[name][1]!r} than of {first!r}, "
+                        f"with which layer {name!r} runs together: leave it out, or say it of "
+                        f"{first!r}"
                     )
                 home[name], found[name] = home[first], found[first]
         return home, found

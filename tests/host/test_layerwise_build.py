@@ -240,7 +240,7 @@ def test_layers_that_run_together_have_the_degrees_of_the_first():
         ({"*": {}}, "uses one device"),
         ({"nothing": {"sample": 2}, "*": {"sample": 2}}, "degrees for 'nothing', but no layer"),
         ({"conv*": {"sample": 2}}, "says nothing about layer"),
-        ({"relu3": {"channel": 2}, "*": {"sample": 2}}, "'relu3' than for 'linear1', with which"),
+        ({"relu3": {"channel": 2}, "*": {"sample": 2}}, "'relu3' than of 'linear1', with which"),
         ({f"l{n}": {"sample": 2} for n in range(50_000)}, "has 50,000 names, and tiny has"),
         ({"[" * 50_000: {"sample": 2}}, "has 50,000 characters; patterns of names have at most"),
     ],
