@@ -401,8 +401,8 @@ def _forward(layer: Layer, formats: Formats) -> VectorWork:
         return VectorWork(out, out * formats.state_bytes, writes)
     if op == "cross_entropy":
         return VectorWork(5 * x.elements, reads, formats.tensor_bytes(x), functions=x.elements)
-    if _operations(layer):
-        return _on_each(layer, 0, reads, writes)
+    if counts := _lane_counts(layer):
+        return _on_each(layer, counts[0], reads, writes)
     return VectorWork(x.elements, reads, writes)  # global pooling, reductions
 
 
@@ -455,10 +455,10 @@ def _backward(layer: Layer, formats: Formats, wants_input: bool) -> VectorWork:
         return VectorWork(out, given + out * formats.state_bytes, out * formats.state_bytes)
     if op == "cross_entropy":
         return VectorWork(2 * x.elements, formats.tensor_bytes(x), formats.tensor_bytes(x))
-    if _operations(layer):
+    if counts := _lane_counts(layer):
         kept = sum(size for name, size in kept_tensors(layer, formats))
         written = sum(formats.tensor_bytes(t) for t in layer.input_tensors if t.dtype.is_float)
-        return _on_each(layer, 1, given + kept, written)
+        return _on_each(layer, counts[1], given + kept, written)
     return VectorWork(x.elements, given, reads)
 
 
@@ -477,23 +477,31 @@ def _formula(layer: Layer) -> Formula | None:
         return None
 
 
-def _operations(layer: Layer) -> tuple[int, int] | None:
-    """Vector operations on each element, forward and backward, if that is all of a layer's work."""
-    formula = _formula(layer)
-    return formula.lane_operations if formula else POINTWISE_OPERATIONS.get(layer.op)
+def _lane_counts(layer: Layer) -> list[tuple[int, int]] | None:
+    """Vector operations on each element, and those that look a function up, of both passes.
+
+    None if these are not all of a layer's work.
+    """
+    if formula := _formula(layer):
+        operations, functions = formula.lane_operations, formula.table_functions
+    elif layer.op in POINTWISE_OPERATIONS:
+        operations = POINTWISE_OPERATIONS[layer.op]
+        functions = TABLE_FUNCTIONS.get(layer.op, (0, 0))
+    else:
+        return None
+    return list(zip(operations, functions, strict=True))
 
 
-def _on_each(layer: Layer, which: int, read_bytes: int, write_bytes: int) -> VectorWork:
-    """Work on each element that a layer's rows have, forward (0) or backward (1)."""
+def _on_each(
+    layer: Layer, counts: tuple[int, int], read_bytes: int, write_bytes: int
+) -> VectorWork:
+    """Work of a pass on each element that a layer's rows have."""
     elements = layer.output.elements
     if isinstance(layer.operator, Softmax) and layer.operator.causal:
         rows, columns = layer.output.shape[-2:]  # row i has the first i + 1 columns
         elements = elements * (2 * columns - rows + 1) // (2 * columns)
-    operations, formula = _operations(layer), _formula(layer)
-    assert operations is not None, "asked by those who call this"
-    functions = formula.table_functions if formula else TABLE_FUNCTIONS.get(layer.op, (0, 0))
-    counts = operations[which] * elements, functions[which] * elements
-    return VectorWork(counts[0], read_bytes, write_bytes, counts[1])
+    operations, functions = (count * elements for count in counts)
+    return VectorWork(operations, read_bytes, write_bytes, functions)
 
 
 def _products(layer: Layer) -> int:
