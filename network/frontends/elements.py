@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from fpgapipe.network.frontends.builder import Unsupported
 from fpgapipe.network.operators import Activation, Affine, Clamp
 
 if TYPE_CHECKING:
@@ -33,8 +34,22 @@ def chain(t: Adds, name: str, steps: Steps, layer: str) -> str:
     return t.add(name, kept[-1][1], layer)
 
 
+def inverse(factor: float) -> float:
+    """One divided by a factor.
+
+    Raises
+    ------
+    Unsupported
+        If the factor is 0.
+    """
+    if not factor:
+        raise Unsupported("only a factor other than 0, by which it divides")
+    return 1 / factor
+
+
 def elu(alpha: float, scale: float = 1.0, inner: float = 1.0) -> Steps:
     """``scale * x`` above 0, and ``scale * alpha * (exp(inner * x) - 1)`` below; selu is one."""
+    inverse(inner)
     stretched = Activation("elu", alpha * inner)
     return [("inner", Affine(inner)), ("elu", stretched), ("scale", Affine(scale / inner))]
 
@@ -42,7 +57,7 @@ def elu(alpha: float, scale: float = 1.0, inner: float = 1.0) -> Steps:
 def celu(alpha: float) -> Steps:
     """``alpha * elu(x / alpha)``."""
     stretched = Activation("elu", 1.0)
-    return [("inner", Affine(1 / alpha)), ("elu", stretched), ("scale", Affine(alpha))]
+    return [("inner", Affine(inverse(alpha))), ("elu", stretched), ("scale", Affine(alpha))]
 
 
 def bounded(low: float | None, high: float | None, *, strict: bool = False) -> Operator:

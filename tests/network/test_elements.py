@@ -5,6 +5,7 @@ import torch
 from torch.nn import functional
 
 from fpgapipe.host.backends.torch_reference import forward
+from fpgapipe.network.frontends.builder import Unsupported
 from fpgapipe.network.frontends.elements import bounded, celu, chain, elu
 from fpgapipe.network.operators import Activation, Clamp
 from fpgapipe.network.zoo.layers import Network
@@ -35,6 +36,12 @@ def test_functions_are_those_of_pytorch(steps, words, wanted):
     assert (list(graph.layers), result) == ([f"f{word}" for word in words], "f")
     found = forward(graph, {}, {next(iter(graph.inputs)): X})["f"]
     torch.testing.assert_close(found, wanted)
+
+
+@pytest.mark.parametrize("steps", [lambda: elu(1.0, 1.0, 0.0), lambda: celu(0.0)])
+def test_a_factor_of_zero_is_refused(steps):
+    with pytest.raises(Unsupported, match="only a factor other than 0"):
+        steps()
 
 
 def test_bounds_of_two_activations():

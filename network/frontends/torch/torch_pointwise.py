@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 from fpgapipe.network.frontends.builder import Unsupported
-from fpgapipe.network.frontends.elements import Steps, bounded, celu, chain, elu
+from fpgapipe.network.frontends.elements import Steps, bounded, celu, chain, elu, inverse
 from fpgapipe.network.frontends.torch.torch_complex import of_pairs
 from fpgapipe.network.frontends.torch.torch_compute import of_noise
 from fpgapipe.network.frontends.torch.torch_registry import Node, handles
@@ -86,7 +86,7 @@ def _softplus(t: Translation, node: Node) -> None:
     if threshold < 20:
         raise Unsupported(f"only a threshold of at least 20, not {threshold:g}")
     steps: Steps = [("inner", Affine(beta)), ("softplus", Activation("softplus"))]
-    steps.append(("scale", Affine(1 / beta)))
+    steps.append(("scale", Affine(inverse(beta))))
     t.give(node, chain(t, node.name, steps, t.layer(node["self"])))
 
 
