@@ -1,23 +1,24 @@
 """Plants small faults in the source, one after another, and says whether the tests find them.
 
-Of each folder, files are drawn by chance, and of each file a place: a comparison, a sum, a product,
-a condition, a number, the larger of two for the smaller. The tests that import the file run first,
-those that import it most often before the others, and then the others of its folder, until one
-fails, which must pass without the change, or the time is over. A change is thus *found*, or *not
-found* by any of these tests, or *undecided* at the end of its time.
+It draws files of each folder by chance, and changes one place of each: a comparison, a sum, a
+product, a condition or a number, or it takes the larger of two for the smaller. The tests that
+import the file run first, those that import it most often before the others, and then those of its
+folder, until one fails or the time is over. The test that fails must pass without the change. A
+change is thus *found*, or *not found* by any of these tests, or *undecided* at the end of its time.
 
-Files are changed where they are and put back, so run it in a clone of its own, with nothing
-uncommitted. Prints one JSON object; ``--log FILE`` has a line for each change as soon as it is
-known, and a run with the same file goes on where it ended. ``--again FILE`` runs, for each change
-that such a file calls found, only the test that found it, which says whether changed tests find no
-less. ``--folders`` takes some of the folders, ``--count N`` changes in each, ``--seed N`` draws
-others, ``--limit-s N`` seconds each.
+Files are changed where they are and put back, also after Ctrl-C or SIGTERM, so run it in a clone of
+its own, with nothing uncommitted. Prints one JSON object; ``--log FILE`` has a line for each change
+as soon as it is known, and a run with the same file goes on where it ended. ``--again FILE`` runs,
+for each change that such a file calls found, the test that found it before the others, which says
+whether changed tests find no less. ``--folders`` takes some of the folders, ``--count N`` changes
+in each, ``--seed N`` draws others, ``--limit-s N`` seconds each.
 """
 
 import argparse
 import ast
 import json
 import random
+import signal
 import subprocess
 import sys
 import time
@@ -177,12 +178,14 @@ def main() -> None:
     given = parser.parse_args()
     if subprocess.run(["git", "diff", "--quiet", "HEAD"], cwd=ROOT, check=False).returncode:
         sys.exit("there are uncommitted changes, which could be lost: run it in a clone of its own")
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     rows: list[dict[str, object]] = []
     if given.log and given.log.exists():
         rows = [json.loads(line) for line in given.log.read_text().splitlines()]
     earlier = None
     if given.again:
         earlier = [json.loads(line) for line in given.again.read_text().splitlines()]
+        earlier = [each for each in earlier if each["state"] == "found"]
     wanted = (
         [(each["folder"], Change(**each["change"]), each) for each in earlier]
         if earlier is not None
